@@ -29,7 +29,7 @@ from benchmarks.mocks import TRUTH, galaxies, lensing
 from pmwd_dist import infer
 from pmwd_dist.infer.chain.folder import load_chain
 from pmwd_dist.infer.samplers.isokinetic import value_and_grad
-from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE, STEP_BIAS
+from pmwd_dist.infer.tuning.step_size import ENERGY_VARIANCE
 
 DENSITY = 1e-3
 
@@ -68,7 +68,7 @@ def sampled(posterior: infer.Posterior, method: Any, options: Any) -> tuple[str,
 
     chunk = options.chunk if method == "mclmc" else 5
     arguments: dict[str, Any] = {"key": jax.random.key(3 + 10 * options.seed), "tuning_steps": options.tune}
-    arguments |= {"method": method, "energy_variance": options.energy_variance, "most_bias": options.most_bias}
+    arguments |= {"method": method, "energy_variance": options.energy_variance}
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         with suppress(_Spent):
@@ -187,7 +187,6 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=100, help="steps of mclmc between looks at the budget")
     parser.add_argument("--twice", action="store_true", help="run each method twice, and compare the bits")
     parser.add_argument("--energy-variance", type=float, default=ENERGY_VARIANCE, help="that tuning of mclmc aims at")
-    parser.add_argument("--most-bias", type=float, default=STEP_BIAS, help="of a parameter by steps of mclmc [sd]")
     parser.add_argument("--tune", type=int, default=800)
     parser.add_argument("--gradients", type=int, default=4000, help="of each chain, after tuning")
     parser.add_argument(

@@ -17,11 +17,10 @@ from pmwd_dist import infer
 from pmwd_dist.infer import preconditioner_adaptation as adaptation
 from pmwd_dist.infer.preconditioner_adaptation import Adaptation, changes_of_curvature
 from pmwd_dist.infer.samplers import mclmc
-from pmwd_dist.infer.samplers.methods import corrected, correction
 from pmwd_dist.infer.tuning.blocks import run_blocks
-from pmwd_dist.infer.tuning.curvature import largest_curvature, longest_step
-from pmwd_dist.infer.tuning.discretisation_bias import BiasCorrection
-from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE, STEP_BIAS, Schedule, block_length
+from pmwd_dist.infer.tuning.curvature import at_extremes, largest_curvatures, longest_step
+from pmwd_dist.infer.tuning.schedule import Schedule, block_length
+from pmwd_dist.infer.tuning.step_size import ENERGY_VARIANCE
 
 TRUTH = {"sigma8": 0.8159, "Omega_m": 0.3075, "b1": 0.8}
 
@@ -124,26 +123,22 @@ class Mocks:
     def tune(self, method: Any, steps: int, energy_variance: float = ENERGY_VARIANCE) -> None:
         """Begin again, and tune a sampler for each mock."""
         self.states, self.adaptation = self.first
-        self.tunings = None
-        self.method, self.length = method, block_length(steps)
-        options: dict[str, Any] = {"steps": steps, "method": method, "energy_variance": energy_variance}
-        options |= {"adapts": self.adaptation is not None, "approaches": True, "reestimates": True}
-        self.schedules = [Schedule(_of(self.states.position, i), **options) for i in range(self.count)]
-        self.blocks = 0
-        while not self.schedules[0].done:
-            if self.schedules[0].reevaluates:
-                self._renew()
-            moved, blocks = self._run(self.schedules[0].method)
-            fine = np.array([schedule.take(_of(blocks, i)) for i, schedule in enumerate(self.schedules)])
-            self.states = _where(fine, moved, self.states)
-            if any(schedule.adaptation_due for schedule in self.schedules):
-                self._adapt()
+        self.length = block_length(steps)
+        positions, adapts = _of(self.states.position, 0), self.adaptation is not None
+        self.schedule = Schedule(positions, steps, method, energy_variance, adapts)
+        self.tunings, self.blocks = [self.schedule.begin()] * self.count, 0
+        while not self.schedule.done(self.tunings[0]):
+            if self.schedule.reevaluates(self.tunings[0]):
+                self.states = self._at(self.states.position, self.adaptation, 2 * 10**6)
+            moved, blocks = self._run()
+            self.tunings = [self.schedule.update(state, _of(blocks, i)) for i, state in enumerate(self.tunings)]
+            kept = np.array([state.kept for state in self.tunings])
+            self.states = _where(kept, moved, self.states)
+            if self.schedule.ends(self.tunings[0]):
+                self._advance()
             if self.blocks % 10 == 0:
                 step = np.median(self.lengths()[:, 1])
-                print(f"{self.blocks} blocks, step {step:.3g}, {np.sum(~fine)} undone", flush=True)
-        self.tunings = self._tunings()
-        self.states = _corrected(self.states, self.tunings)
-        self.estimates = [BiasCorrection(schedule.correction_error, STEP_BIAS) for schedule in self.schedules]
+                print(f"{self.blocks} blocks, step {step:.3g}, {np.sum(~kept)} undone", flush=True)
 
     def draw(self, blocks: int, seconds: float = math.inf) -> dict[str, np.ndarray]:
         """Numbers after each block, (blocks, mocks, chains); energies of all steps; the mean noise.
@@ -152,13 +147,11 @@ class Mocks:
         """
         drawn, energies, total, began = list[Any](), list[Any](), 0.0, time.perf_counter()
         while len(drawn) < blocks and time.perf_counter() - began < seconds:
-            self.states, block = self._run(self.method)
-            seen, noise = _look(self.states, self.tunings, self.data, self.adaptation, self.posterior)
+            self.states, block = self._run()
+            seen, noise = _look(self.states, self.data, self.adaptation, self.posterior)
             drawn.append(jax.tree.map(np.asarray, seen))
             energies.append(block.energy_change)
             total = total + noise
-            if self.method == "mclmc":
-                self._correct(block)
             if len(drawn) % 10 == 0:
                 print(f"{len(drawn)} of {blocks} blocks drawn, {time.perf_counter() - began:.0f} s", flush=True)
         arrays = {name: np.stack([x[name] for x in drawn]) for name in drawn[0]}
@@ -167,68 +160,65 @@ class Mocks:
 
     def lengths(self) -> np.ndarray:
         """L and step size of each mock."""
-        return np.array([[float(np.asarray(x)) for x in schedule.tuning()[:2]] for schedule in self.schedules])
+        each = [self.schedule.tuning(state)[:2] for state in self.tunings]
+        return np.array([[float(np.asarray(x)) for x in lengths] for lengths in each])
 
-    def _correct(self, block: Any) -> None:
-        """Correct the discretisation bias of each mock from all of its draws, as `sample` does after a chunk."""
-        old, structure = jax.tree.flatten(self.tunings.correction)
-        new = [x.copy() for x in old]
-        numbers = [i for i, x in enumerate(jax.tree.leaves(self.states.position)) if x.ndim == 2]
-        for i, estimate in enumerate(self.estimates):
-            estimate.samples.add(block.numbers[i], block.shift[i])
-            slopes = estimate.estimate(float(self.tunings.step_size[i]))
-            if slopes is not None:
-                for leaf, slope in zip(numbers, slopes, strict=True):
-                    new[leaf][i] = slope
-        change = jax.tree.unflatten(structure, [x - y for x, y in zip(new, old, strict=True)])
-        self.states = _corrected(self.states, self.tunings._replace(correction=change))
-        self.tunings = self.tunings._replace(correction=jax.tree.unflatten(structure, new))
+    def _advance(self) -> None:
+        """Begin the next stage of all mocks, after an adaptation to what their own chains have shown."""
+        if self.schedule.stage(self.tunings[0]).estimates not in ("scales", "preconditioner"):
+            self.tunings = [self.schedule.advance(state) for state in self.tunings]
+            return
+        old, positions = self.adaptation, self.states.position
+        each = [at_extremes(_of(positions, i), state.numbers) for i, state in enumerate(self.tunings)]
+        each = [batches or [_of(positions, i)] * max(map(len, each)) for i, batches in enumerate(each)]
+        extremes = [jax.tree.map(lambda *x: jnp.stack(x), *batch) for batch in zip(*each, strict=True)]
+        if old is not None:
+            self.adaptation = self._adapted(old)
+            self.states = self._at(positions, old, 10**6)
+            extremes = [self._at(x, old, 10**6).position for x in extremes]
 
-    def _adapt(self) -> None:
-        """Bring the positions of all mocks for which it is due to what their own chains have shown."""
-        old, new = jax.tree.map(np.asarray, self.adaptation), list[Adaptation]()
+        def slopes(flat: Any) -> Any:
+            states = self._at(jax.tree.map(lambda x, y: x.reshape(y.shape), flat, positions), self.adaptation, 0)
+            return _flat(states.logdensity_grad)
+
+        now = self.states.position
+        largest = largest_curvatures(slopes, _flat(now), [_flat(x) for x in extremes])
+        by_mock = largest.reshape(1 + len(extremes), self.count, -1).swapaxes(0, 1)
+        each = zip(self.tunings, map(longest_step, by_mock), strict=True)
+        self.tunings = [self.schedule.advance(x, limit) for x, limit in each]
+
+    def _adapted(self, old: Any) -> Any:
+        """Adaptations of all mocks to what their own chains have shown."""
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self.keys[1], 10**6 + self.blocks)
         changes: Any = [None] * self.count
-        if self.schedules[0].parameters_move:  # all at once
-            others = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, 1)
-            changes = np.asarray(_changes(others, self.states.position, (self.data, self.adaptation), self.posterior))
-        modes = adaptation.mode_numbers(self.posterior)
-        for i, schedule in enumerate(self.schedules):
-            one = _of(old, i)
-            if schedule.adaptation_due:
-                one = adaptation.adapt(one, *schedule.observed(), modes, changes[i])
-            new.append(one)
-        adapted = jax.tree.map(lambda *x: jnp.asarray(np.stack([np.asarray(y) for y in x])), *new)
-        self.states = _moved(keys, self.states, self.data, self.adaptation, adapted, self.posterior)
-        self.adaptation = adapted
-        curvatures = np.asarray(_curvatures(self.states.position, (self.data, adapted), self.posterior))
-        for schedule, each in zip(self.schedules, curvatures, strict=True):
-            if schedule.adaptation_due:
-                schedule.restart(longest_step(each, theory=adapted.mean is None))
+        if self.schedule.stage(self.tunings[0]).parameters_move:
+            changes = np.asarray(_changes(keys, self.states.position, (self.data, old), self.posterior))
+        modes, host, new = adaptation.mode_numbers(self.posterior), jax.tree.map(np.asarray, old), list[Adaptation]()
+        for i, state in enumerate(self.tunings):
+            one, mean = _of(host, i), state.noise / max(state.curvature[-1], 1)
+            kept = state.observed.size > 0
+            new.append(adaptation.adapt(one, state.observed, mean, modes, changes[i]) if kept else one)
+        return jax.tree.map(lambda *x: jnp.asarray(np.stack([np.asarray(y) for y in x])), *new)
 
-    def _renew(self) -> None:
-        """Bring all chains to the density that the next block samples."""
-        keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self.keys[1], 2 * 10**6 + self.blocks)
-        now = self.posterior.weighted(self.schedules[0].weight)
-        self.states = _moved(keys, self.states, self.data, self.adaptation, self.adaptation, now)
+    def _at(self, positions: Any, old: Any, salt: int) -> Any:
+        """States of all chains at positions of another adaptation, with the density of the next block."""
+        keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self.keys[1], salt + self.blocks)
+        now = self.posterior.weighted(self.schedule.weight(self.tunings[0]))
+        return _moved(keys, positions, self.data, old, self.adaptation, now)
 
-    def _tunings(self) -> Any:
-        return jax.tree.map(lambda *x: np.stack(x), *[schedule.tuning() for schedule in self.schedules])
-
-    def _run(self, method: Any) -> Any:
+    def _run(self) -> Any:
         self.blocks += 1
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self.keys[1], self.blocks)
-        given = self.data, self.adaptation
-        tunings = self._tunings() if self.tunings is None else self.tunings
-        now = self.posterior.weighted(self.schedules[0].weight)
+        given, state = (self.data, self.adaptation), self.tunings[0]
+        tunings = jax.tree.map(lambda *x: np.stack(x), *map(self.schedule.tuning, self.tunings))
+        now, method = self.posterior.weighted(self.schedule.weight(state)), self.schedule.sampler(state)
         states, blocks = _blocks(keys, self.states, tunings, given, now, method, self.length)
         return states, jax.tree.map(np.asarray, blocks)
 
 
-@jax.jit
-def _corrected(states: Any, tunings: Any) -> Any:
-    """All chains of all mocks, of the densities with their corrections."""
-    return jax.vmap(lambda states, tuning: jax.vmap(lambda state: corrected(state, tuning))(states))(states, tunings)
+def _flat(positions: Any) -> Any:
+    """All chains of all mocks along one axis."""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), positions)
 
 
 def _of(tree: Any, i: int) -> Any:
@@ -274,7 +264,7 @@ def _begin(keys: Any, posterior: infer.Posterior, chains: int, given: Any) -> An
 
 
 @eqx.filter_jit
-def _moved(keys: Any, states: Any, data: Any, old: Any, new: Any, posterior: infer.Posterior) -> Any:
+def _moved(keys: Any, positions: Any, data: Any, old: Any, new: Any, posterior: infer.Posterior) -> Any:
     """All chains at the positions of other adaptations, with new directions."""
 
     def mock(key: Any, positions: Any, data: Any, old: Any, new: Any) -> Any:
@@ -282,24 +272,13 @@ def _moved(keys: Any, states: Any, data: Any, old: Any, new: Any, posterior: inf
         keys = jax.random.split(key, positions["noise"].shape[0])
         return jax.vmap(lambda k, z: mclmc.init(k, before.moved(z, after), after.logdensity))(keys, positions)
 
-    return jax.vmap(mock)(keys, states.position, data, old, new)
+    return jax.vmap(mock)(keys, positions, data, old, new)
 
 
 @eqx.filter_jit
 def _changes(keys: Any, positions: Any, given: Any, posterior: infer.Posterior) -> Any:
     """Changes of the curvature of each mock's noise with its parameters."""
     return jax.vmap(lambda k, z, x: changes_of_curvature(k, _given(posterior, *x), z))(keys, positions, given)
-
-
-@eqx.filter_jit
-def _curvatures(positions: Any, given: Any, posterior: infer.Posterior) -> Any:
-    """The largest curvature that each chain of each mock meets."""
-
-    def one(positions: Any, given: Any) -> Any:
-        logdensity = _given(posterior, *given).logdensity
-        return jax.vmap(lambda z: largest_curvature(logdensity, z))(positions)
-
-    return jax.vmap(one)(positions, given)
 
 
 @eqx.filter_jit
@@ -315,14 +294,12 @@ def _blocks(keys: Any, states: Any, tunings: Any, given: Any, posterior: infer.P
 
 
 @eqx.filter_jit
-def _look(states: Any, tunings: Any, data: Any, adapted: Any, posterior: infer.Posterior) -> Any:
+def _look(states: Any, data: Any, adapted: Any, posterior: infer.Posterior) -> Any:
     """Numbers of all positions, and the white noise of a mock, its mean over chains."""
 
-    def mock(states: Any, tuning: Any, data: Any, adapted: Any) -> Any:
+    def mock(states: Any, data: Any, adapted: Any) -> Any:
         own = _given(posterior, data, adapted)
-        numbers, noise = jax.vmap(lambda s: _numbers(own, s.position, s.logdensity + correction(s.position, tuning)))(
-            states
-        )
+        numbers, noise = jax.vmap(lambda s: _numbers(own, s.position, s.logdensity))(states)
         return numbers, jnp.mean(noise, axis=0)
 
-    return jax.vmap(mock)(states, tunings, data, adapted)
+    return jax.vmap(mock)(states, data, adapted)

@@ -17,6 +17,7 @@ import numpy as np
 from pmwd_dist import infer
 from pmwd_dist.infer import mclmc
 from pmwd_dist.infer.samplers import methods
+from pmwd_dist.infer.samplers.isokinetic import density_shift
 
 CHAINS, STEPS = 8, 20000  # of which the first tenth is left out
 
@@ -39,7 +40,11 @@ def measured(modes: int, slope: float, step: float) -> str:
         def once(state: Any, key: Any) -> Any:
             options = {"method": "mclmc", "tuning": lengths, "fraction": jnp.ones(())}
             state, info = methods.transition(key, state, density, **options)
-            return state, (state.position["u"], methods.remaining_shift(state, "mclmc", lengths), info.energy_change)
+            return state, (
+                state.position["u"],
+                density_shift(state, jnp.asarray(lengths.step_size)),
+                info.energy_change,
+            )
 
         return jax.lax.scan(once, mclmc.init(keys[2], begin, density), jax.random.split(keys[3], STEPS))[1]
 

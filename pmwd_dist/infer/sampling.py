@@ -1,10 +1,17 @@
-"""Sample a posterior in chunks on disk: an interrupted run goes on from the last chunk, to the same bits."""
+"""Sample a posterior in chunks on disk: an interrupted run goes on from the last chunk, to the same bits.
+
+MCLMC accepts every step, so its chains check their own steps after 1, 2, 4, 8 chunks and so on (`step_errors`). Where
+steps are too long, all draws are discarded, and chains start over with shorter steps, from the positions before the
+last chunk. Another chunk is discarded as burn-in. The sampled density never changes while draws are kept. Draws that
+`sample` has returned are never discarded.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,23 +25,35 @@ from jaxtyping import Array
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer import preconditioner_adaptation as adaptation
 from pmwd_dist.infer.chain import scales
-from pmwd_dist.infer.chain.chain import Chain, Moments, Progress, Run, on_devices, pack, unpack
-from pmwd_dist.infer.chain.diagnostics import MOST_OUTLIERS, energy_errors
-from pmwd_dist.infer.chain.folder import ChainFolder, identity_of
+from pmwd_dist.infer.chain.chain import (
+    Chain,
+    Moments,
+    Progress,
+    Restarts,
+    Run,
+    on_devices,
+    pack,
+    placed,
+    restored_numbers,
+    unpack,
+)
+from pmwd_dist.infer.chain.diagnostics import NAMED_BIAS, step_errors
+from pmwd_dist.infer.chain.folder import ChainFolder, chain_of, identity_of
 from pmwd_dist.infer.chain.progress import is_shown, with_bar
 from pmwd_dist.infer.lensing import Convergence
 from pmwd_dist.infer.model import Position, Posterior
-from pmwd_dist.infer.samplers.isokinetic import IntegratorState
-from pmwd_dist.infer.samplers.methods import Method, check_method, correction, remaining_shift, transition
-from pmwd_dist.infer.tuning.discretisation_bias import BiasCorrection, bias_samples
+from pmwd_dist.infer.samplers.isokinetic import IntegratorState, density_shift
+from pmwd_dist.infer.samplers.methods import Method, check_method, transition
 from pmwd_dist.infer.tuning.loop import ChainTuning, TuningProgress, begin, check_share
-from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE, SHORTEST, STEP_BIAS, Schedule
+from pmwd_dist.infer.tuning.schedule import SHORTEST, Schedule
+from pmwd_dist.infer.tuning.step_size import ENERGY_VARIANCE
 from pmwd_dist.io.arrays import Arrays
-from pmwd_dist.parallel.distributed import raise_on_all_processes, to_host
+from pmwd_dist.parallel.distributed import from_main, raise_on_all_processes, to_host
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm.status import SimulationError
 
+MOST_RESTARTS = 6  # largest number of times that chains start over
 _ELSEWHERE = "begin elsewhere, as with another seed or narrower priors, or look at the simulation there"
 
 
@@ -48,7 +67,6 @@ def sample(
     output: str | Path,
     method: Method = "mclmc",
     energy_variance: float = ENERGY_VARIANCE,
-    most_bias: float = STEP_BIAS,
     tuning_steps: int = 1000,
     thin: int = 1,
     chunk: int = 100,
@@ -71,9 +89,6 @@ def sample(
       method: "mclmc", which accepts all steps; "adjusted-mclmc" or "hmc", which accept or reject trajectories; or
         "nuts", whose trajectories end where they turn. It is tuned as "hmc" and needs blackjax.
       energy_variance: target variance of the energy error of a step of MCLMC, per dimension.
-      most_bias: largest tolerated discretisation bias of a parameter with MCLMC, in posterior standard deviations. A
-        correction is estimated in the tuning with up to twice this error, and again from all draws after 1, 2, 4, 8
-        chunks and so on (`infer.tuning.discretisation_bias`).
       output: folder of the chain. A chain of another model there is an error; functions are compared by their names.
       tuning_steps: number of tuning steps before sampling.
       thin: number of steps per draw.
@@ -81,8 +96,8 @@ def sample(
       keep_noise: whether to keep the white noise of the last draw of each chunk.
       most_failures: largest share of failed simulations in the steps of a chunk or of the last stage of the tuning.
       spmd_axis_name: axis of the device mesh over which chains are divided, if any.
-      listener: function called after tuning and after each chunk is on disk; an exception ends the run. Of several
-        processes, each calls it, and all of them have to raise it.
+      listener: function called after tuning, after each chunk is on disk, and where chains start over; an exception
+        ends the run. Of several processes, each calls it, and all of them have to raise it.
       tuning_listener: function called after each block of the tuning; an exception ends the run, with the state on
         disk. Of several processes, all have to raise it, as a `pmwd_dist.distributed.SharedError`.
       progress: whether to show the progress on standard error, as a bar if tqdm is installed; default: in a terminal
@@ -95,7 +110,7 @@ def sample(
       SimulationError: the first positions, or too many steps, failed.
 
     Warns:
-      UserWarning: steps of MCLMC that are too long for the tails of the posterior; R-hat does not show them.
+      UserWarning: steps of MCLMC that are still too long, with the range of parameters, or chains that have not mixed.
 
     Examples:
       >>> starts = jax.vmap(posterior.initial)(jax.random.split(jax.random.key(0), 4))
@@ -104,64 +119,89 @@ def sample(
     check_method(method)
     _check_positions(posterior, positions)
     _check_numbers(key, steps, thin, chunk, tuning_steps, most_failures)
-    aims: dict[str, Any] = {"method": method, "energy_variance": energy_variance, "most_bias": most_bias}
     adapts = adaptation.start(posterior) is not None
-    schedule = Schedule(positions, steps=tuning_steps, adapts=adapts, approaches=True, reestimates=True, **aims)
-    how = aims | {"tuning_steps": tuning_steps, "thin": thin, "chunk": chunk, "keep_noise": keep_noise}
+    schedule = Schedule(positions, tuning_steps, method, energy_variance, adapts)
+    how = {"method": method, "energy_variance": energy_variance, "tuning_steps": tuning_steps, "thin": thin}
+    how |= {"chunk": chunk, "keep_noise": keep_noise}
     identity = _identity(posterior, positions, key) | identity_of(how)
     with raise_on_all_processes():
         folder = ChainFolder(output, identity)
-        folder.check()
+        earlier = folder.chunks()
     if is_shown(progress):
         listener, tuning_listener = with_bar(steps // (thin * chunk), listener, tuning_listener)
     begin_key, tune_key, run_key = jax.random.split(key, 3)
     positions = on_devices(positions, posterior.model.config, spmd_axis_name)
     run = begin(begin_key, positions, posterior, spmd_axis_name)
     _check_begun(run, posterior, positions)
-    if not (resumed := _resumed(run, folder, most_bias)):
-        ahead = _compile_ahead(run_key, run, posterior, method, thin, chunk, spmd_axis_name)
-        chains = ChainTuning(tune_key, run, posterior, schedule, folder, tuning_steps, spmd_axis_name, tuning_listener)
-        resumed = chains.tune(), 0, BiasCorrection(schedule.correction_error, most_bias)
+    advance = partial(_advance, posterior=posterior, method=method, thin=thin, chunk=chunk, axis=spmd_axis_name)
+    if not (resumed := _resumed(run, folder)):
+        chains = ChainTuning(tune_key, run, posterior, schedule, folder, spmd_axis_name, tuning_listener)
+        with _compiled_beside(advance, run_key, run):
+            resumed = chains.tune(), Restarts()
         chains.failures.check(most_failures)
-        folder.write_state(pack(resumed[0], 0) | resumed[2].pack())
-        _tell(listener, resumed[0], 0, {})
-        wait([ahead])
-    run, done, bias = resumed
-    for index in range(done, steps // (thin * chunk)):
-        run, draws = _advance(jax.random.fold_in(run_key, index), run, posterior, method, thin, chunk, spmd_axis_name)
-        arrays = _checked(draws, index, most_failures, posterior)
-        if keep_noise:
-            adapted = posterior.adapted(run.adaptation)
-            arrays |= {"noise": to_host(_unwhitened(run.states.position, adapted, spmd_axis_name))}
-        run, arrays = bias.update(run, arrays)
-        folder.write(index, arrays, pack(run, index + 1) | bias.pack())
-        _tell(listener, run, index + 1, arrays)
+        folder.write_state(pack(resumed[0], 0, resumed[1]))
+        _tell(listener, resumed[0], 0, {}, 0)
+    run, restarts = resumed
+    wanted = steps // (thin * chunk)
+    while (index := len(earlier)) < wanted:
+        burn_in_key, key = jax.random.split(jax.random.fold_in(jax.random.fold_in(run_key, restarts.times), index))
+        if restarts.times and not index:
+            burnt, draws = advance(burn_in_key, run)
+            run = burnt._replace(moments=run.moments)
+            restarts = restarts.discarding([_checked(draws, index, most_failures, posterior)])
+        before = run
+        run, draws = advance(key, before)
+        earlier.append(arrays := _checked(draws, index, most_failures, posterior))
+        checks = method == "mclmc" and restarts.times < MOST_RESTARTS and not restarts.final
+        if (factor := _factor(earlier, run, energy_variance) if checks else 1.0) < 1:
+            restarts = restarts.discarding(earlier)._replace(times=restarts.times + 1)
+            run, arrays = _shortened(before, factor), Arrays()
+            earlier.clear()
+            folder.begin_again(pack(run, 0, restarts))
+        else:
+            restarts = restarts._replace(final=index + 1 == wanted)
+            noise = {"noise": to_host(_unwhitened(run, posterior, spmd_axis_name))} if keep_noise else {}
+            folder.write(index, arrays | noise, pack(run, index + 1, restarts))
+        _tell(listener, run, len(earlier), arrays, restarts.times)
     with raise_on_all_processes():
         chain = folder.load()
-    return _warned(chain, method)
+    return _warned(chain, method, energy_variance)
 
 
-def _warned(chain: Chain, method: Method) -> Chain:
-    """The chain, with a warning if the steps of MCLMC are too long for the tails of the posterior."""
-    dimensions = chain.noise_mean.size + len(chain.parameters)
-    outliers = energy_errors(chain.energy_change, dimensions)["outliers"]
-    if method == "mclmc" and outliers > MOST_OUTLIERS:
-        share = f"{outliers:.2%} of the steps of MCLMC have far too large an energy error, and the draws may be biased"
-        warnings.warn(f"{share}; use more tuning_steps or a smaller energy_variance", stacklevel=4)
+@contextmanager
+def _compiled_beside(advance: Any, *args: Any) -> Generator[None]:
+    """Compile a program in a thread beside the body; several processes compile it later, in one order."""
+    with ThreadPoolExecutor(1) as pool:
+        if jax.process_count() == 1:
+            pool.submit(lambda: advance.func.lower(*args, **advance.keywords).compile())
+        yield
+
+
+def _factor(chunks: list[Arrays], run: Run, energy_variance: float) -> float:
+    """Factor of the step size that the errors of all draws ask for; 1 for none, and between checks. Collective."""
+    if len(chunks) & (len(chunks) - 1):
+        return 1.0
+    chain = chain_of(chunks, to_host(run.moments)._asdict(), Restarts())
+    return float(from_main(np.asarray(step_errors(chain, energy_variance).factor)))
+
+
+def _shortened(run: Run, factor: float) -> Run:
+    """The chains with shorter steps, and without draws."""
+    tuning, nothing = to_host(run.tuning), jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), run.moments)
+    shorter = from_main(tuning._replace(step_size=np.asarray(tuning.step_size * factor)))
+    return run._replace(tuning=placed(shorter, run.tuning), moments=placed(nothing, run.moments))
+
+
+def _warned(chain: Chain, method: Method, energy_variance: float) -> Chain:
+    """The chain, with a warning if its steps are too long, or if chains that have not mixed can't show it."""
+    if method == "mclmc":
+        errors, more = step_errors(chain, energy_variance, NAMED_BIAS), "take more steps, or look at the traces"
+        if errors.reasons:
+            remedy = "tune for longer, or use a smaller energy_variance"
+            warnings.warn(f"steps of MCLMC are too long: {'; '.join(errors.reasons)}; {remedy}", stacklevel=4)
+        if errors.unmixed:
+            warnings.warn(f"chains of MCLMC have not mixed: {', '.join(errors.unmixed)}; {more}", stacklevel=4)
     return chain
-
-
-def _compile_ahead(*args: Any) -> Future[Any]:
-    """Compile `_advance` in a thread while the chains are tuned; several processes compile it later, in one order."""
-    compiled = Future[Any]()
-    if jax.process_count() == 1:
-        pool = ThreadPoolExecutor(1)
-        program: Any = _advance
-        compiled = pool.submit(lambda: program.lower(*args).compile())
-        pool.shutdown(wait=False)
-    else:
-        compiled.set_result(None)
-    return compiled
 
 
 def _check_positions(posterior: Posterior, positions: Any) -> None:
@@ -226,16 +266,13 @@ def _at(posterior: Posterior, positions: Position, chain: int) -> str:
     return f"{there}, where the prediction is {odd}" if odd else there
 
 
-def _resumed(run: Run, folder: ChainFolder, most_bias: float) -> tuple[Run, int, BiasCorrection] | None:
-    """The chains after the chunks in the folder, and their number; None while they are tuned."""
+def _resumed(run: Run, folder: ChainFolder) -> tuple[Run, Restarts] | None:
+    """The chains after the chunks in the folder, and what they discarded; None while they are tuned."""
     stored = folder.state()
-    if stored is None or "schedule/count" in stored:
+    if stored is None or "chunks" not in stored:
         return None
     with folder.reading_state():
-        run, bias = unpack(stored, run), BiasCorrection.unpack(stored, most_bias)
-        for samples in folder.bias_samples:
-            bias.add(samples)
-        return run, int(stored["chunks"]), bias
+        return unpack(stored, run), restored_numbers(stored, Restarts(), "restarts")
 
 
 def _checked(draws: dict[str, Array], chunk: int, most: float, posterior: Posterior) -> Arrays:
@@ -247,10 +284,10 @@ def _checked(draws: dict[str, Array], chunk: int, most: float, posterior: Poster
     return arrays
 
 
-def _tell(listener: Callable[[Progress], None] | None, run: Run, chunks: int, draws: Arrays) -> None:
+def _tell(listener: Callable[[Progress], None] | None, run: Run, chunks: int, draws: Arrays, restarts: int) -> None:
     if listener is not None:
         L, step_size = (float(np.asarray(x)) for x in run.tuning[:2])
-        listener(Progress(chunks, step_size, L, draws))
+        listener(Progress(chunks, step_size, L, draws, restarts))
 
 
 def _identity(posterior: Posterior, positions: Position, key: Array) -> dict[str, str]:
@@ -273,6 +310,11 @@ def _advance(
     options |= {"agree": config.decomposition.equal_copies}
     seen = scales.scales_of(config)
 
+    def shift(state: IntegratorState) -> Array:
+        if method != "mclmc":
+            return jnp.zeros_like(state.logdensity)
+        return density_shift(state, jnp.asarray(run.tuning.step_size), run.tuning.inverse_mass_matrix)
+
     def once(states: IntegratorState, key: Array) -> Any:
         one = partial(transition, fraction=jax.random.uniform(jax.random.fold_in(key, chains)), **options)
         states, info = jax.vmap(one, spmd_axis_name=axis)(jax.random.split(key, chains), states)
@@ -281,13 +323,11 @@ def _advance(
     def draw(carry: tuple[IntegratorState, Moments], key: Array) -> Any:
         states, moments = carry
         states, each = jax.lax.scan(once, states, jax.random.split(key, thin))
-        noise = _unwhitened(states.position, posterior, axis)
+        noise = _noise(states.position, posterior, axis)
         for i in range(chains):
             moments = moments.add(noise[i])
         kept = {f"parameter/{name}": x for name, x in jax.vmap(posterior.parameters)(states.position).items()}
-        shift = jax.vmap(partial(remaining_shift, method=method, tuning=run.tuning))(states)
-        logdensity = states.logdensity + jax.vmap(partial(correction, tuning=run.tuning))(states.position)
-        kept |= {"logdensity": logdensity, "density_shift": shift} | bias_samples(states, method, run.tuning)
+        kept |= {"logdensity": states.logdensity, "density_shift": jax.vmap(shift)(states)}
         kept |= jax.vmap(lambda x: scales.band_statistics(x, seen, config), spmd_axis_name=axis)(noise)
         return (states, moments), (kept, each)
 
@@ -297,7 +337,12 @@ def _advance(
     return Run(states, run.tuning, moments, run.adaptation), arrays
 
 
-@eqx.filter_jit
-def _unwhitened(positions: Position, posterior: Posterior, axis: str | None) -> Array:
+def _noise(positions: Position, posterior: Posterior, axis: str | None) -> Array:
     """White noise of all chains."""
     return jax.vmap(lambda z: posterior.unwhiten(z)[0], spmd_axis_name=axis)(positions)
+
+
+@eqx.filter_jit
+def _unwhitened(run: Run, posterior: Posterior, axis: str | None) -> Array:
+    """White noise of all chains of a run."""
+    return _noise(run.states.position, posterior.adapted(run.adaptation), axis)

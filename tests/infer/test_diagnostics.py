@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from arviz_stats.base import array_stats
 
 from pmwd_dist import infer
-from pmwd_dist.infer.chain.diagnostics import stuck
+from pmwd_dist.infer.chain.diagnostics import step_errors, stuck
 
 
 def chains(name: str) -> np.ndarray:
@@ -98,3 +100,26 @@ def test_the_bias_of_a_slow_parameter_is_not_underestimated() -> None:
             x[:, i] = keep * x[:, i - 1] + np.sqrt(1 - keep**2) * rng.standard_normal(4)
         found.append(infer.step_bias(x, 0.5 * x + 0.1 * rng.standard_normal(x.shape))[0])
     assert 0.45 < np.median(found) < 0.6
+
+
+def test_errors_of_steps_are_told_from_chains_that_have_not_mixed() -> None:
+    """Unstable steps are shortened a little, stable ones by their bias, and those of unmixed chains not at all."""
+    rng = np.random.default_rng(0)
+    x, energy = rng.standard_normal((2, 4, 1000))
+    zeros = np.zeros((4, 4, 4))
+
+    def errors(b1: np.ndarray, energy: np.ndarray, shift: np.ndarray) -> Any:
+        chain = infer.Chain({"b1": b1}, shift, shift, energy, np.ones_like(energy), 4000, 0, zeros, zeros, None)
+        return step_errors(chain, 1e-3)
+
+    energy *= np.sqrt(1e-3 * 65)
+    assert errors(x, energy, 0.1 * x) == ([], [], 1.0)
+    found = errors(x, energy, -0.6 * x)
+    assert found.reasons[0].startswith("steps shift b1 by -0.") and not found.unmixed
+    assert found.factor == pytest.approx(np.sqrt(0.8 * 0.15 / 0.6), rel=0.05)
+    tail = np.where(x > 2, 12.0, 1.0) * energy
+    found = errors(x, tail, -0.6 * x)
+    assert " where b1 is above 1.6" in found.reasons[0] and found.factor == 0.75
+    drifting = x + 100 * np.exp(-np.arange(1000) / 200) * (np.arange(4) == 3)[:, None]
+    found = errors(drifting, energy, -0.6 * drifting)
+    assert found.reasons == [] and found.factor == 1 and found.unmixed[0].startswith("b1 (R-hat 1.")

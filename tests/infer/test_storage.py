@@ -82,7 +82,7 @@ CASES = [
 def continued(path: Path) -> infer.Chain:
     """As `sample` goes on."""
     folder = ChainFolder(path, {"model": "a", "thin": "2"})
-    folder.check()
+    folder.chunks()
     return folder.load()
 
 

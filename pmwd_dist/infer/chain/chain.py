@@ -26,11 +26,10 @@ class Chain(eqx.Module):
     Args:
       parameters: parameters by name, shape (chains, draws).
       logdensity: log density, shape (chains, draws); of "mclmc" to second order in the step.
-      density_shift: shift of the log density by finite steps after the correction of the discretisation bias, plus a
-        constant for each chunk, so that it does not jump where the correction changes, shape (chains, draws).
+      density_shift: shift of the sampled log density by finite steps, shape (chains, draws).
       energy_change: energy error of each step, 0 where it failed, shape (chains, steps).
       acceptance_rate: acceptance probability of each step, 1 without a Metropolis step.
-      gradients: number of gradients of all chains after tuning.
+      gradients: number of gradients of all chains after tuning, with those of discarded draws.
       failures: number of rejected steps in which a simulation failed.
       noise_mean, noise_sd: mean and standard deviation of the white noise over all draws and chains, in each cell.
       noise: white noise of one draw a chunk, shape (chunks, chains, nx, ny, nz); None unless it was kept.
@@ -69,23 +68,25 @@ class Chain(eqx.Module):
         return energy_table(self.energy_change, self.noise_mean.size + len(self.parameters))
 
     def bias(self) -> dict[str, tuple[float, float]]:
-        """Discretisation bias of each parameter, in standard deviations, and its error (`step_bias`)."""
+        """Discretisation bias of the mean of each parameter, in standard deviations, and its error (`step_bias`)."""
         return {name: step_bias(x, self.density_shift) for name, x in self.parameters.items()}
 
 
 class Progress(NamedTuple):
-    """Progress of a run, after tuning and after each chunk.
+    """Progress of a run, after tuning, after each chunk, and where chains start over with shorter steps.
 
     Args:
-      chunks: number of chunks on disk.
+      chunks: number of chunks on disk, 0 after tuning and where chains start over.
       step_size, L: parameters that the chains share.
-      draws: draws of the last chunk, by name, shape (chains, draws) or (chains, steps); empty after tuning.
+      draws: draws of the last chunk, by name, shape (chains, draws) or (chains, steps); empty without chunks.
+      restarts: how often the chains have started over.
     """
 
     chunks: int
     step_size: float
     L: float
     draws: Arrays
+    restarts: int = 0
 
 
 class Moments(NamedTuple):
@@ -112,11 +113,29 @@ class Run(NamedTuple):
     adaptation: Adaptation | None
 
 
-def pack(run: Run, chunks: int) -> Arrays:
+class Restarts(NamedTuple):
+    """Discarded draws of chains that started over with shorter steps.
+
+    Args:
+      times: how often the chains started over.
+      gradients: number of gradients of the discarded draws.
+      final: whether draws were returned, after which chains do not start over.
+    """
+
+    times: int = 0
+    gradients: int = 0
+    final: bool = False
+
+    def discarding(self, chunks: list[Arrays]) -> Restarts:
+        """The record with more discarded chunks."""
+        return self._replace(gradients=self.gradients + sum(int(np.sum(chunk["gradients"])) for chunk in chunks))
+
+
+def pack(run: Run, chunks: int, restarts: Restarts) -> Arrays:
     """The state after `chunks` chunks, as named arrays for a file. Collective."""
     moments = {f"moments/{name}": x for name, x in to_host(run.moments)._asdict().items()}
     shared = leaves_of(run.tuning, "tuning") | leaves_of(run.adaptation, "adaptation")
-    return leaves_of(run.states) | shared | moments | {"chunks": np.asarray(chunks)}
+    return leaves_of(run.states) | shared | moments | {"chunks": np.asarray(chunks)} | leaves_of(restarts, "restarts")
 
 
 def unpack(stored: Arrays, like: Run) -> Run:
@@ -129,7 +148,16 @@ def unpack(stored: Arrays, like: Run) -> Run:
 
 def leaves_of(tree: Any, prefix: str = "run") -> Arrays:
     """Leaves of a pytree as named arrays. Collective."""
-    return {f"{prefix}/{i:03d}": x for i, x in enumerate(jax.tree.leaves(to_host(tree)))}
+    return {f"{prefix}/{i:03d}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(to_host(tree)))}
+
+
+def restored_numbers(stored: Arrays, like: Any, prefix: str) -> Any:
+    """A pytree of numbers and NumPy arrays of any shape from named arrays, with the structure of another one."""
+    leaves, structure = jax.tree.flatten(like)
+    arrays = [stored[f"{prefix}/{i:03d}"] for i in range(len(leaves))]
+    return structure.unflatten(
+        [x if isinstance(y, np.ndarray) else type(y)(x) for x, y in zip(arrays, leaves, strict=True)]
+    )
 
 
 def restored(stored: Arrays, like: Any, prefix: str = "run") -> Any:

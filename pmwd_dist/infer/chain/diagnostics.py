@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -16,7 +16,14 @@ from pmwd_dist._errors import ArgumentError
 
 Chains = Float[np.ndarray, "chains draws"]
 
-MOST_OUTLIERS = 1e-3  # tolerated share of steps with a far too large energy error
+LARGEST_BIAS = 0.15  # discretisation bias of a mean for which steps are too long [standard deviations]
+NAMED_BIAS = 0.05  # the bias for which `sample` warns
+_WIDTH = 0.03  # discretisation bias of a standard deviation for which steps are too long
+_CHAIN, _TAIL = 4.0, 30.0  # energy variance per target for which steps are too long: of a chain, and of a part of draws
+_PARTS = 20  # parts of the draws, in the order of a parameter
+_UNMIXED, _FEWEST_EFFECTIVE = 1.1, 40  # split R-hat, and effective draws, of chains that show no bias
+_SHORTER, _AIM = 0.75, 0.8  # factor of unstable steps, and aim relative to the largest bias
+_FEWEST_STEPS = 40  # steps that show the variance of the energy error
 _LEAST_LEFT = 0.2  # smallest share of a variance within chains that are far from one another
 
 
@@ -141,7 +148,7 @@ def step_bias(x: Chains, density_shift: Chains) -> tuple[float, float]:
 
     The sampled density is the posterior times exp(density_shift), which moves the mean by their covariance. The shift
     is a sum over all dimensions: a parameter on which the widths of a large field depend is biased even if the energy
-    error per dimension is small. Without a correction the bias goes as the square of the step.
+    error per dimension is small. The bias goes as the square of the step.
 
     Args:
       x: draws.
@@ -158,6 +165,82 @@ def step_bias(x: Chains, density_shift: Chains) -> tuple[float, float]:
     product = (x - x.mean(axis=1, keepdims=True)) * (shift - shift.mean(axis=1, keepdims=True)) / width
     left = max(1 - x.shape[0] / ess_mean(x), _LEAST_LEFT)
     return float(np.mean(product)) / left, float(np.std(product)) / math.sqrt(ess_mean(product)) / left
+
+
+class StepErrors(NamedTuple):
+    """Errors of draws by MCLMC whose steps are too long.
+
+    Args:
+      reasons: sentences with the size of each error, and the range of parameters of large energy errors.
+      unmixed: parameters whose chains have not mixed, with R-hat and effective sample size. They show no bias.
+      factor: factor of the step size at which the errors should be small; 1 without errors.
+    """
+
+    reasons: list[str]
+    unmixed: list[str]
+    factor: float
+
+
+def step_errors(chain: Any, energy_variance: float, largest_bias: float = LARGEST_BIAS) -> StepErrors:
+    """Errors of the draws of a chain by finite steps: the energy error, its tail, and the discretisation bias.
+
+    The bias goes as the square of the step if steps are stable. A bias counts if it is larger than three of its errors.
+
+    Args:
+      chain: `Chain` of MCLMC.
+      energy_variance: variance of the energy error of a step per dimension, at which its tuning aimed.
+      largest_bias: largest tolerated bias of a mean [standard deviations].
+    """
+    unstable, biased = _energy_reasons(chain, energy_variance), list[str]()
+    factors, unmixed = list[float](), list[str]()
+    for name, draws in chain.parameters.items():
+        x = np.asarray(draws, float)
+        if x.shape[1] < 4 or np.ptp(x) == 0:
+            continue
+        if (ratio := split_rhat(x)) > _UNMIXED or ess_mean(x) < _FEWEST_EFFECTIVE:
+            unmixed.append(f"{name} (R-hat {ratio:.2f}, {ess_mean(x):.0f} effective samples)")
+            continue
+        square = 0.5 * ((x - x.mean()) / x.std()) ** 2
+        of_width = square.std() * np.array(step_bias(square, chain.density_shift))
+        for (bias, error), what, most in (
+            (step_bias(x, chain.density_shift), f"shift {name}", largest_bias),
+            (of_width, f"change the width of {name}", _WIDTH),
+        ):
+            if abs(bias) > max(most, 3 * error):
+                biased.append(f"steps {what} by {bias:+.3f} ± {error:.3f} standard deviations")
+                factors.append(math.sqrt(_AIM * most / abs(bias)))
+    factor = _SHORTER if unstable else max(0.4, min(factors, default=1.0))
+    return StepErrors(unstable + biased, unmixed, factor)
+
+
+def _energy_reasons(chain: Any, energy_variance: float) -> list[str]:
+    """A sentence about energy errors far beyond the target, of a chain or where a parameter is large or small."""
+    dimensions = chain.noise_mean.size + len(chain.parameters)
+    if chain.energy_change.shape[1] < _FEWEST_STEPS:
+        return []
+    largest = float(np.max(np.var(chain.energy_change, axis=1))) / dimensions
+    where, tail = _energy_tail(chain, dimensions)
+    if largest <= _CHAIN * energy_variance and tail <= _TAIL * energy_variance:
+        return []
+    there = f", and {tail:.1e} {where}" if where else ""
+    return [f"the variance of the energy error is up to {largest:.1e} a dimension in a chain{there}"]
+
+
+def _energy_tail(chain: Any, dimensions: int) -> tuple[str, float]:
+    """Range of a parameter in which the energy error is largest, and its variance per dimension there."""
+    worst = "", 0.0
+    for name, x in chain.parameters.items():
+        draws = np.asarray(x, float).ravel()
+        energies = np.asarray(chain.energy_change, float).reshape(draws.size, -1)
+        order, count = np.argsort(draws), min(_PARTS, energies.size // _FEWEST_STEPS)
+        parts = np.array_split(order, count) if count > 1 else []
+        for i, part in enumerate(parts):
+            variance, (low, high) = float(np.var(energies[part])) / dimensions, draws[part[[0, -1]]]
+            if variance > worst[1]:
+                above, below = f"above {low:.3g}", f"below {high:.3g}"
+                there = below if i == 0 else above if i == count - 1 else f"from {low:.3g} to {high:.3g}"
+                worst = f"where {name} is {there}", variance
+    return worst
 
 
 def _checked(x: Any) -> np.ndarray:

@@ -17,13 +17,12 @@ import numpy as np
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.infer.chain.chain import Chain
+from pmwd_dist.infer.chain.chain import Chain, Restarts, restored_numbers
 from pmwd_dist.io.arrays import ArrayFile, Arrays, check_shapes, fingerprint, reading, write_arrays
 from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes, to_host
 
 _PER_DRAW = ("logdensity", "density_shift")
 _NAMED = ("parameter/", "projection/", "power/")  # per draw
-_BIAS = "bias/"  # per draw, for the correction of the discretisation bias alone
 _PER_STEP = ("energy_change", "acceptance_rate", "gradients", "nonans")
 
 
@@ -60,7 +59,7 @@ class ChainFolder:
     """
 
     def __init__(self, path: str | Path, identity: Mapping[str, str] | None = None):
-        self.path, self.bias_samples = Path(path), list[Arrays]()  # chunk by chunk
+        self.path = Path(path)
         if self.path.exists() and not self.path.is_dir():
             raise ArgumentError("output", str(path), "is a file", "name a folder")
         self.path.mkdir(parents=True, exist_ok=True)
@@ -116,10 +115,23 @@ class ChainFolder:
             if is_main():
                 write_arrays(self._state, state, {"identity": self.identity, "last": self._last})
 
-    def check(self) -> None:
-        """Read all files in order, and keep `bias_samples`; raise ArrayFileError if a file is missing or damaged."""
-        chunks = self._chunks(self._count(self.state()))
-        self.bias_samples = [{name: x for name, x in arrays.items() if name.startswith(_BIAS)} for arrays in chunks]
+    def begin_again(self, state: Arrays) -> None:
+        """Replace the state by one without chunks, and remove the chunks. Collective."""
+        self._last = ""
+        self.write_state(state)
+        with raise_on_all_processes():
+            if is_main():
+                for path in self.path.glob("chunk_*.npz"):
+                    path.unlink()
+
+    def chunks(self) -> list[Arrays]:
+        """Arrays of all chunks without fields, in order.
+
+        Raises:
+          ArrayFileError: a file is missing or damaged.
+        """
+        found = self._chunks(self._count(self.state()))
+        return [{name: x for name, x in arrays.items() if name != "noise"} for arrays in found]
 
     def _count(self, state: Arrays | None) -> int:
         """Number of chunks up to a state."""
@@ -137,7 +149,7 @@ class ChainFolder:
             if not shapes:
                 with reading(path):
                     draws, steps = arrays["logdensity"].shape, arrays["energy_change"].shape
-                    own = {name: draws for name in arrays if name.startswith((*_NAMED, _BIAS))}
+                    own = {name: draws for name in arrays if name.startswith(_NAMED)}
                     check_shapes(arrays, own | dict.fromkeys(_PER_DRAW, draws) | dict.fromkeys(_PER_STEP, steps))
             shapes = {name: x.shape for name, x in arrays.items()}
             yield arrays
@@ -156,27 +168,33 @@ class ChainFolder:
         if state is None or self._count(state) == 0:
             raise ArgumentError("output", str(self.path), "has no draws yet", "sample first")
         chunks = list(self._chunks(self._count(state)))
-        joined = {name: np.concatenate([c[name] for c in chunks], axis=1) for name in chunks[0] if name != "noise"}
-        parameters, projections, powers = (_named(joined, prefix) for prefix in _NAMED)
         with self.reading_state():
-            mean, square, draws = (state[f"moments/{name}"] for name in ("mean", "square", "draws"))
-        return Chain(
-            parameters=parameters,
-            logdensity=joined["logdensity"],
-            density_shift=joined["density_shift"],
-            energy_change=joined["energy_change"],
-            acceptance_rate=joined["acceptance_rate"],
-            gradients=int(np.sum(joined["gradients"])),
-            failures=int(np.sum(~joined["nonans"].astype(bool))),
-            noise_mean=mean,
-            noise_sd=np.sqrt(square / max(float(draws) - 1, 1)),
-            noise=np.stack([c["noise"] for c in chunks]) if "noise" in chunks[0] else None,
-            projections=_by_wavenumber(projections),
-            powers=_by_wavenumber(powers),
-        )
+            moments = {name: state[f"moments/{name}"] for name in ("mean", "square", "draws")}
+            restarts = restored_numbers(state, Restarts(), "restarts")
+        return chain_of(chunks, moments, restarts)
 
     def _chunk(self, index: int) -> Path:
         return self.path / f"chunk_{index:05d}.npz"
+
+
+def chain_of(chunks: list[Arrays], moments: Mapping[str, Any], restarts: Restarts) -> Chain:
+    """The chain of these chunks and moments of the noise."""
+    joined = {name: np.concatenate([c[name] for c in chunks], axis=1) for name in chunks[0] if name != "noise"}
+    parameters, projections, powers = (_named(joined, prefix) for prefix in _NAMED)
+    return Chain(
+        parameters=parameters,
+        logdensity=joined["logdensity"],
+        density_shift=joined["density_shift"],
+        energy_change=joined["energy_change"],
+        acceptance_rate=joined["acceptance_rate"],
+        gradients=int(np.sum(joined["gradients"])) + restarts.gradients,
+        failures=int(np.sum(~joined["nonans"].astype(bool))),
+        noise_mean=moments["mean"],
+        noise_sd=np.sqrt(moments["square"] / max(float(moments["draws"]) - 1, 1)),
+        noise=np.stack([c["noise"] for c in chunks]) if "noise" in chunks[0] else None,
+        projections=_by_wavenumber(projections),
+        powers=_by_wavenumber(powers),
+    )
 
 
 def _named(arrays: Arrays, prefix: str) -> Arrays:

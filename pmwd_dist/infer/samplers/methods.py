@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.infer.samplers import hmc, isokinetic, mclmc, nuts
+from pmwd_dist.infer.samplers import hmc, mclmc, nuts
 from pmwd_dist.infer.samplers.isokinetic import Agree, IntegratorState, LogDensity, unchanged
 
 Method = Literal["mclmc", "adjusted-mclmc", "hmc", "nuts"]
@@ -25,14 +25,11 @@ class Tuning(NamedTuple):
       L: decoherence length of the momentum of MCLMC, or mean length of the trajectories of adjusted samplers.
       step_size: size of an integration step. Lengths are distances for MCLMC, and times for HMC.
       inverse_mass_matrix: one number for each leaf of the position.
-      correction: gradient along each leaf without axes, which MCLMC subtracts from the log density to correct its
-        discretisation bias to first order (`infer.tuning.discretisation_bias`); None for no correction.
     """
 
     L: ArrayLike
     step_size: ArrayLike
     inverse_mass_matrix: Any
-    correction: Any = None
 
 
 class Transition(NamedTuple):
@@ -50,30 +47,6 @@ class Transition(NamedTuple):
     nonans: Array
     acceptance_rate: Array
     gradients: Array
-
-
-def remaining_shift(state: IntegratorState, method: Method, tuning: Tuning) -> Array:
-    """Shift of the sampled log density by finite steps and the correction; 0 with a Metropolis step."""
-    if method != "mclmc":
-        return jnp.zeros_like(state.logdensity)
-    added = isokinetic.density_shift(state, jnp.asarray(tuning.step_size), tuning.inverse_mass_matrix)
-    return added - correction(state.position, tuning)
-
-
-def correction(position: Any, tuning: Tuning) -> Array:
-    """Correction of the discretisation bias at a position, which is subtracted from the log density."""
-    leaves = jax.tree.leaves(position)
-    slopes = [0.0] * len(leaves) if tuning.correction is None else jax.tree.leaves(tuning.correction)
-    each = (slope * x for slope, x in zip(slopes, leaves, strict=True) if not x.ndim)
-    return sum(each, jnp.zeros((), jnp.result_type(*leaves)))
-
-
-def corrected(state: IntegratorState, tuning: Tuning) -> IntegratorState:
-    """The state at the same position, with the corrected density."""
-    if tuning.correction is None:
-        return state
-    slope = jax.tree.map(lambda g, t: g if g.ndim else g - t, state.logdensity_grad, tuning.correction)
-    return state._replace(logdensity=state.logdensity - correction(state.position, tuning), logdensity_grad=slope)
 
 
 def check_method(method: str) -> None:
@@ -114,7 +87,7 @@ def transition(
     options: dict[str, Any] = {"step_size": tuning.step_size, "inverse_mass_matrix": tuning.inverse_mass_matrix}
     options |= {"agree": agree}
     if method == "mclmc":
-        state, info = mclmc.step(key, state, lambda x: logdensity(x) - correction(x, tuning), L=tuning.L, **options)
+        state, info = mclmc.step(key, state, logdensity, L=tuning.L, **options)
         one = jnp.ones_like(info.energy_change)
         return _agreed(state, agree), Transition(info.energy_change, info.nonans, one, jnp.asarray(1))
     if method != "adjusted-mclmc":

@@ -1,1 +1,1 @@
-"""Tuning of samplers: step size, lengths, masses, and the correction of the discretisation bias of MCLMC."""
+"""Tuning of samplers: stages, step size, masses, and the preconditioner."""

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from pmwd_dist.infer.samplers.isokinetic import IntegratorState, LogDensity, density_shift
+from pmwd_dist.infer.samplers.isokinetic import IntegratorState, LogDensity
 from pmwd_dist.infer.samplers.methods import Method, Tuning, transition
 
 TRAJECTORIES = 5  # trajectories of a block of an adjusted sampler
@@ -23,9 +23,7 @@ class Block(NamedTuple):
       energy_change: energy error of each step.
       nonans: whether each step is finite.
       numbers: leaves of the position without axes, after each step.
-      shift: shift of the log density by steps of length 1 (`isokinetic.density_shift`), after each step.
-      mean: mean position.
-      square: mean square of each leaf of the position.
+      curvature: mean square of the gradient along each leaf of the position: its mean curvature in equilibrium.
       observed: numbers from the observer, after each step.
       noise: mean of the observer's field.
     """
@@ -33,9 +31,7 @@ class Block(NamedTuple):
     energy_change: Array
     nonans: Array
     numbers: Array
-    shift: Array
-    mean: Any
-    square: Any
+    curvature: Array
     observed: Array
     noise: Array
 
@@ -67,24 +63,20 @@ def run_blocks(
     def look(position: Any, slope: Any) -> tuple[Array, Array]:
         return observe(position, slope) if observe else (jnp.zeros(0), jnp.zeros(0))
 
-    def once(carry: tuple[IntegratorState, Any, Any, Array], inputs: tuple[Array, Array]) -> Any:
-        state, mean, square, noise = carry
+    def once(carry: tuple[IntegratorState, Array], inputs: tuple[Array, Array]) -> Any:
+        state, noise = carry
         state, info = step(inputs[0], state, fraction=inputs[1])
-        mean = jax.tree.map(lambda m, x: m + x / steps, mean, state.position)
-        square = jax.tree.map(lambda s, x: s + jnp.mean(x**2) / steps, square, state.position)
         observed, field = look(state.position, state.logdensity_grad)
         leaves = [x for x in jax.tree.leaves(state.position) if not x.ndim]
         numbers = jnp.stack(leaves) if leaves else jnp.zeros(0)
-        shift = density_shift(state, jnp.ones_like(state.logdensity), tuning.inverse_mass_matrix)
-        each = info.energy_change, info.nonans, numbers, shift, observed
-        return (state, mean, square, noise + field / steps), each
+        curvature = jnp.stack([jnp.mean(x**2) for x in jax.tree.leaves(state.logdensity_grad)])
+        return (state, noise + field / steps), (info.energy_change, info.nonans, numbers, curvature, observed)
 
     def one(key: Array, state: IntegratorState) -> tuple[IntegratorState, Block]:
-        zeros = jax.tree.map(jnp.zeros_like, state.position)
         field = jax.eval_shape(look, state.position, state.logdensity_grad)[1]
-        begin = state, zeros, jax.tree.map(jnp.mean, zeros), jnp.zeros(field.shape, field.dtype)
-        (state, mean, square, noise), each = jax.lax.scan(once, begin, (jax.random.split(key, steps), fractions))
-        energy_change, nonans, numbers, shift, observed = each
-        return state, Block(energy_change, nonans, numbers, shift, mean, square, observed, noise)
+        begin = state, jnp.zeros(field.shape, field.dtype)
+        (state, noise), each = jax.lax.scan(once, begin, (jax.random.split(key, steps), fractions))
+        energy_change, nonans, numbers, curvature, observed = each
+        return state, Block(energy_change, nonans, numbers, jnp.mean(curvature, axis=0), observed, noise)
 
     return jax.vmap(one, spmd_axis_name=spmd_axis_name)(jax.random.split(key, chains), states)

@@ -1,53 +1,94 @@
-"""The largest curvature of a log density, which limits the stable steps of MCLMC in any number of dimensions."""
+"""The largest curvature of a log density, which limits the stable steps of MCLMC in any number of dimensions.
+
+It is found by power iteration, with differences of gradients instead of products with the Hessian. Curvatures grow
+with parameters such as a galaxy bias. Chains of a short tuning visit the middle of the posterior, so that the curvature
+is measured where each parameter is `AWAY` standard deviations from its mean.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
 from pmwd_dist.infer import trees
-from pmwd_dist.infer.samplers.isokinetic import LogDensity, value_and_grad
+from pmwd_dist.parallel.distributed import to_devices, to_host
 
 # Step per root of the dimensions, times the root of the largest curvature. Velocity Verlet is unstable from 2 on in a
-# normal distribution. The curvature varies along a chain, most where linear theory does not scale the modes.
-LARGEST_PHASE, LARGEST_PHASE_WITHOUT_THEORY = 1.6, 0.95
+# normal distribution. The curvature varies along a chain.
+LARGEST_PHASE = 1.6
+AWAY = 2.5  # distance from the mean of a parameter [standard deviations]
 _ASIDE = 0.5  # half the distance of a difference of gradients, about the distance of a step along one direction
-_ITERATIONS = 12
+_ITERATIONS, _FURTHER = 12, 2
 
 
-def largest_curvature(logdensity: LogDensity, position: Any) -> Array:
-    """Lower bound of the largest curvature of the log density at a position.
+def largest_curvatures(slopes: Callable[[Any], Any], positions: Any, extremes: Sequence[Any] = ()) -> np.ndarray:
+    """Lower bounds of the largest curvature of the log density at positions, and then at extremes, batch by batch.
 
-    Power iterations start from the gradient. Each takes two more gradients, whose difference replaces a product with
-    the Hessian.
-    """
-
-    def slope(position: Any) -> Any:
-        return value_and_grad(logdensity, position)[1]
-
-    def once(carry: tuple[Any, Array], _: None) -> tuple[tuple[Any, Array], None]:
-        direction = carry[0]
-        ends = jax.lax.map(lambda sign: slope(trees.add(position, sign * _ASIDE, direction)), jnp.array([-1.0, 1.0]))
-        product = jax.tree.map(lambda x: (x[0] - x[1]) / (2 * _ASIDE), ends)
-        size = trees.norm(product)
-        return (trees.scale(1 / size, product), size), None
-
-    begin = slope(position)
-    size = trees.norm(begin)
-    return jax.lax.scan(once, (trees.scale(1 / size, begin), size), length=_ITERATIONS)[0][1]
-
-
-def longest_step(curvatures: np.ndarray, *, theory: bool) -> float:
-    """The stability limit of the step of MCLMC, per root of the dimensions.
+    The few iterations at extremes begin with the directions that were found at the positions.
 
     Args:
-      curvatures: largest curvature at the position of each chain; values that are not finite are ignored.
-      theory: whether linear theory scales the modes.
+      slopes: function of positions of a batch of chains that returns the gradients of the log density.
+      positions: positions, with a leading axis of chains.
+      extremes: batches of other positions of the same chains (`at_extremes`).
     """
+    directions, _ = _normalised(slopes(positions))
+    found, begin = list[np.ndarray](), directions
+    for place in (positions, *extremes):
+        directions, sizes = begin, None
+        for _ in range(_FURTHER if found else _ITERATIONS):
+            ends = [slopes(_aside(place, directions, sign * _ASIDE)) for sign in (-1.0, 1.0)]
+            directions, sizes = _normalised(jax.tree.map(lambda x, y: (x - y) / (2 * _ASIDE), *ends))
+        begin = begin if found else directions
+        found.append(to_host(sizes))
+    return np.concatenate(found)
+
+
+@jax.jit
+def _normalised(directions: Any) -> tuple[Any, Array]:
+    """Directions of norm 1, and their norms."""
+    sizes = jax.vmap(trees.norm)(directions)
+    return jax.vmap(lambda size, x: trees.scale(1 / size, x))(sizes, directions), sizes
+
+
+@jax.jit
+def _aside(positions: Any, directions: Any, by: float) -> Any:
+    return trees.add(positions, by, directions)
+
+
+def at_extremes(positions: Any, numbers: np.ndarray) -> list[Any]:
+    """Batches of the positions, each with numbers that are `AWAY` standard deviations from their mean, one at a time.
+
+    There are none without numbers or steps.
+
+    Args:
+      positions: positions, with a leading axis of chains.
+      numbers: numbers of the positions along chains, (chains, steps, n).
+    """
+    chains, count = numbers.shape[0], numbers.shape[-1]
+    if not numbers.size:
+        return []
+    mean, sd = numbers.mean(axis=(0, 1)), numbers.std(axis=(0, 1))
+    extremes = [(i, sign) for i in range(count) for sign in (-1.0, 1.0)]
+    leaves, structure = jax.tree.flatten(positions)
+    places = [i for i, x in enumerate(leaves) if x.ndim == 1]
+    batches = list[Any]()
+    for first in range(0, len(extremes), chains):
+        moved = [np.array(to_host(leaves[i])) for i in places]
+        for chain, (i, sign) in enumerate(extremes[first : first + chains]):
+            moved[i][chain] = mean[i] + sign * AWAY * sd[i]
+        new = list(leaves)
+        for i, x in zip(places, moved, strict=True):
+            new[i] = to_devices(x, leaves[i].sharding)
+        batches.append(structure.unflatten(new))
+    return batches
+
+
+def longest_step(curvatures: np.ndarray) -> float:
+    """The stability limit of the step of MCLMC, per root of the dimensions; values that are not finite are ignored."""
     largest = float(np.max(curvatures, where=np.isfinite(curvatures), initial=0.0))
-    return (LARGEST_PHASE if theory else LARGEST_PHASE_WITHOUT_THEORY) / math.sqrt(largest) if largest > 0 else math.inf
+    return LARGEST_PHASE / math.sqrt(largest) if largest > 0 else math.inf

@@ -1,34 +1,28 @@
-"""Stages of a tuning, with the step size, lengths and masses that they find (Robnik & Seljak 2023).
+"""The stages of a tuning, as records in one table, and its state.
 
-| stage | chains                                     | finds after it                  |
-|-------|--------------------------------------------|---------------------------------|
-| 0     | the likelihood's weight grows to 1         | -                               |
-| 1     | parameters stay, fields relax              | masses or adaptation            |
-| 2     | parameters move, L is longer               | masses or adaptation            |
-| 3     | as in stage 2                              | adaptation                      |
-| 4, 5  | the sampler itself, in equilibrium         | discretisation bias, last step  |
+| stage          | chains                                                | estimated at its end           |
+|----------------|-------------------------------------------------------|--------------------------------|
+| approach       | the likelihood's weight grows to 1, parameters stay   | -                              |
+| field          | fields relax, parameters stay                         | preconditioner or masses       |
+| parameters     | parameters move, L is longer                          | preconditioner or masses       |
+| posterior      | the same                                              | preconditioner                 |
+| step size      | the sampler itself                                    | step size                      |
 
-Stage 0 is optional. Posteriors of N-body simulations have other maxima at more evolved universes, in which chains can
-be stuck. Large scales settle before small ones where the weight of the likelihood, a power to which it is raised, grows
-evenly in its logarithm. Adjusted samplers begin as MCLMC, which reaches the posterior in fewer gradients, and run
-themselves in stages 4 and 5.
+Posteriors of N-body simulations have other maxima at more evolved universes, in which chains can be stuck. Large scales
+settle before small ones where the weight of the likelihood, a power to which it is raised, grows evenly in its
+logarithm. Adjusted samplers begin as MCLMC, which reaches the posterior in fewer gradients, and run themselves in the
+last stage (Robnik & Seljak 2023 for MCLMC).
 
-The step size follows the energy error, block by block. Its variance goes as the sixth power of the step of MCLMC, and
-as the fourth power for a trajectory of an adjusted sampler, of which a share 2 Phi(-sqrt(variance) / 2) is accepted
-(Neal 2011). The variance is about the mean, since E[error] = variance / 2 in equilibrium. A block is unstable if its
-variance is far beyond the target: its states are discarded, and the step is not tried again until masses change. The
-energy error of many dimensions hides a few unstable ones, so the largest curvature limits the step (`curvature`).
-The discretisation bias limits the last step alone (`discretisation_bias`), at a fifth of a stable step or more.
-
-Masses are one number for each leaf of the position: a preconditioner brings modes to one scale. All masses are 1
-where the positions are adapted to the posterior instead (`infer.preconditioner_adaptation`).
+A preconditioner brings modes to one scale (`infer.preconditioner_adaptation`). Without an adapted one, masses are one
+number for each leaf of the position: the inverse of the mean curvature for a field, the variance along chains for a
+number.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,25 +31,43 @@ import numpy as np
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.samplers.methods import Method, Tuning, trajectory_length
 from pmwd_dist.infer.tuning.blocks import Block
-from pmwd_dist.infer.tuning.discretisation_bias import MOST_ERROR, BiasSamples
-from pmwd_dist.infer.tuning.step_size import StepBounds
+from pmwd_dist.infer.tuning.step_size import ENERGY_VARIANCE, TRAJECTORY_VARIANCE, StepSize, after_block, is_stable
 
-ENERGY_VARIANCE = 1e-3  # target for a step of MCLMC, per dimension
-STEP_BIAS = 0.1  # largest discretisation bias of a parameter after its correction, in standard deviations
-TRAJECTORY_VARIANCE = 0.26  # target for a trajectory of an adjusted sampler: 80 % are accepted
+
+class Stage(NamedTuple):
+    """A stage of a tuning.
+
+    Args:
+      name: name of the stage.
+      share: share of the steps.
+      weight: weight of the likelihood at its beginning, which grows to 1.
+      parameters_move: whether parameters move, or fields alone.
+      L: decoherence length of MCLMC, per root of the dimensions.
+      estimates: what is estimated at its end: "scales", the preconditioner or masses; "preconditioner", which masses do
+        not follow; "step size"; or nothing.
+      own_sampler: whether the sampler of the chains runs, or MCLMC.
+    """
+
+    name: str
+    share: float
+    weight: float
+    parameters_move: bool
+    L: float
+    estimates: str
+    own_sampler: bool = False
+
+
+STAGES = (
+    Stage("approach", 0.30, 0.002, False, 1.0, ""),
+    Stage("field", 0.12, 1.0, False, 1.0, "scales"),
+    Stage("parameters", 0.16, 1.0, True, 4.0, "scales"),
+    Stage("posterior", 0.14, 1.0, True, 4.0, "preconditioner"),
+    Stage("step size", 0.28, 1.0, True, 4.0, "step size", own_sampler=True),
+)
 SHORTEST = 40  # steps of the shortest tuning
 BLOCK = 20  # largest number of steps with one step size
-_STAGES = (0.3, 0.12, 0.16, 0.14, 0.14, 0.14)  # shares of the steps
-_AT_ONCE = (0.0, 0.3, 0.25, 0.15, 0.15, 0.15)  # shares without stage 0
-_FIRST_WEIGHT = 0.002  # of the likelihood, in stage 0
-_MASSES = (1, 2)  # stages after which masses change
-_LATE = 4  # first stage in equilibrium
-_MCLACHLAN = 2.55 / 2  # stability limit of its integrator, relative to velocity Verlet
 _FIRST_STEP = 0.05  # per root of the dimensions
-_SHORTEST_STEP = 0.2  # smallest bound from the bias, relative to a stable step
-_LARGEST_CHANGE = math.log(2)  # largest change of the logarithm of the step from one block to the next
-_UNSTABLE, _UNSTABLE_LATE = 100.0, 10.0  # variance of an unstable block relative to the target; late for MCLMC
-_LENGTH = 4.0  # L of MCLMC per root of the dimensions, once parameters move
+_MCLACHLAN = 2.55 / 2  # stability limit of its integrator, relative to velocity Verlet
 
 
 def block_length(steps: int) -> int:
@@ -69,261 +81,187 @@ def block_length(steps: int) -> int:
     return min(BLOCK, steps // 8)
 
 
+class TuningState(NamedTuple):
+    """State of a tuning, on the host.
+
+    Args:
+      stage: index of the stage.
+      blocks: finished blocks of the stage, kept or not.
+      total: finished blocks of all stages.
+      step: step size with its bounds.
+      variance: inverse mass of each leaf of the position; 0 for parameters that stay.
+      kept: whether the last block was kept; states of an unstable one must be discarded.
+      numbers: leaves of the positions without axes, (chains, steps, n), of the last half of the stage.
+      curvature: sum over kept blocks of the mean curvature along each leaf, and their number.
+      observed: numbers from the observer, (chains, steps, n).
+      noise: sum over blocks of the mean of the observer's field, (chains, ...).
+    """
+
+    stage: int
+    blocks: int
+    total: int
+    step: StepSize
+    variance: np.ndarray
+    kept: bool
+    numbers: np.ndarray
+    curvature: np.ndarray
+    observed: np.ndarray
+    noise: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
 class Schedule:
-    """State of a tuning on the host: the stage, the tuned parameters, and statistics of its blocks.
+    """The stages of a tuning for positions of some shapes.
 
     Args:
       positions: positions of the chains, with a leading axis.
       steps: number of steps, rounded to whole blocks.
       method: sampler to tune; NUTS is tuned as HMC.
       energy_variance: target variance of the energy error of a step of MCLMC, per dimension.
-      most_bias: largest discretisation bias of a parameter after its correction, in standard deviations.
-      adapts: whether positions are adapted instead of masses.
-      approaches: whether there is a stage 0.
-      reestimates: whether chains estimate the correction again, so that its first error may be twice most_bias.
+      adapts: whether the preconditioner is adapted, or masses.
+      stages: table of the stages.
 
     Raises:
       ValueError: fewer than 40 steps, or a target that is not positive.
     """
 
-    def __init__(
-        self,
-        positions: Any,
-        *,
-        steps: int,
-        method: Method = "mclmc",
-        energy_variance: float = ENERGY_VARIANCE,
-        most_bias: float = STEP_BIAS,
-        adapts: bool = False,
-        approaches: bool = False,
-        reestimates: bool = False,
-    ):
-        if not 0 < energy_variance < math.inf:
+    positions: Any
+    steps: int
+    method: Method = "mclmc"
+    energy_variance: float = ENERGY_VARIANCE
+    adapts: bool = False
+    stages: tuple[Stage, ...] = STAGES
+
+    def __post_init__(self):
+        if not 0 < self.energy_variance < math.inf:
             remedy = f"use {ENERGY_VARIANCE:g}, or less where the error differs along a chain"
-            raise ArgumentError("energy_variance", energy_variance, "must be positive and finite", remedy)
-        if not most_bias > 0:
-            remedy = f"use {STEP_BIAS:g} standard deviations, or math.inf for any"
-            raise ArgumentError("most_bias", most_bias, "must be positive", remedy)
-        self._adapts, self.adaptation_due = adapts, False
-        leaves, self._structure = jax.tree.flatten(positions)
-        self._shapes, self._dtype = [jnp.shape(x) for x in leaves], np.dtype(jnp.result_type(*leaves))
-        self._sizes = np.array([math.prod(shape[1:]) for shape in self._shapes])
-        self._dimensions = int(self._sizes.sum())
-        shares, blocks = _STAGES if approaches else _AT_ONCE, steps / block_length(steps)
-        self._counts = [max(1, round(share * blocks)) if share else 0 for share in shares]
-        self._wanted_method: Method = "hmc" if method == "nuts" else method
-        self._energy_variance, self._most_bias = energy_variance, most_bias
-        self._most_error = (MOST_ERROR if reestimates else 1.0) * most_bias
-        self._numbers = np.array([len(shape) == 1 for shape in self._shapes])
-        self._held = self._numbers & ~self._numbers.all()  # leaves that do not move yet
-        self._variance = np.where(self._held, 0.0, 1.0)
-        self._L = math.sqrt(self._dimensions)
-        self._step_size, self._bounds = _FIRST_STEP * self._L, StepBounds()
-        self._bias = BiasSamples(int(self._numbers.sum()))  # from stages 4 and 5
-        self.count, self.stage = 0, 0 if approaches else 1  # finished blocks and stages
-        self._begin_stage()
-
-    def _begin_stage(self) -> None:
-        self._first, self._wanted, self._moments = self.count, list[float](), StageMoments(self._shapes)
+            raise ArgumentError("energy_variance", self.energy_variance, "must be positive and finite", remedy)
+        block_length(self.steps)
 
     @property
-    def parameters_move(self) -> bool:
-        """Whether parameters move."""
-        return not self._held.any()
-
-    def observed(self) -> tuple[np.ndarray, np.ndarray]:
-        """Observations of the last half of a stage: numbers (chains, steps, n), and the mean field of each chain."""
-        return self._moments.observations()
-
-    def restart(self, longest: float) -> None:
-        """Continue at other positions, whose stability limit per root of the dimensions is `longest`."""
-        self.adaptation_due = False
-        self._bounds.stability = longest * math.sqrt(self._dimensions)
-        self._set_masses()
-        if self.method != "mclmc":
-            self._reset_for_trajectories()
-        self._step_size = min(self._step_size, self._bounds.largest)
-        self._begin_stage()
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the leaves of a position."""
+        return [jnp.shape(x)[1:] for x in jax.tree.leaves(self.positions)]
 
     @property
-    def done(self) -> bool:
-        """Whether all blocks have run."""
-        return self.stage == len(_STAGES)
+    def dimensions(self) -> int:
+        """Number of dimensions of a position."""
+        return sum(math.prod(shape) for shape in self.shapes)
 
-    @property
-    def weight(self) -> float:
+    def begin(self) -> TuningState:
+        """The state before the first block."""
+        chains = len(jax.tree.leaves(self.positions)[0])
+        step = StepSize(_FIRST_STEP * math.sqrt(self.dimensions), np.zeros((0, chains)))
+        return self._of_stage(0, 0, step, np.ones(len(self.shapes)))
+
+    def _of_stage(self, stage: int, count: int, step: StepSize, variance: np.ndarray) -> TuningState:
+        chains = step.wanted.shape[1]
+        numbers, nothing = np.zeros((chains, 0, sum(not shape for shape in self.shapes))), np.zeros((chains, 0, 0))
+        return TuningState(
+            stage, 0, count, step, variance, True, numbers, np.zeros(len(variance) + 1), nothing, np.zeros(chains)
+        )
+
+    def done(self, state: TuningState) -> bool:
+        """Whether all stages have run."""
+        return state.stage == len(self.stages)
+
+    def stage(self, state: TuningState) -> Stage:
+        """The stage of the next block; after the tuning the last one."""
+        return self.stages[min(state.stage, len(self.stages) - 1)]
+
+    def length(self, state: TuningState) -> int:
+        """Number of blocks of the stage."""
+        return max(1, round(self.stage(state).share * self.steps / block_length(self.steps)))
+
+    def ends(self, state: TuningState) -> bool:
+        """Whether all blocks of the stage have run."""
+        return state.blocks == self.length(state)
+
+    def share(self, state: TuningState) -> float:
+        """Finished share of the tuning."""
+        return 1.0 if self.done(state) else min(1.0, state.total * block_length(self.steps) / self.steps)
+
+    def weight(self, state: TuningState) -> float:
         """Weight of the likelihood in the next block."""
-        approach = self._counts[0]
-        return _FIRST_WEIGHT ** (1 - self.count / approach) if self.count < approach else 1.0
+        return self.stage(state).weight ** (1 - state.blocks / self.length(state))
 
-    @property
-    def reevaluates(self) -> bool:
+    def sampler(self, state: TuningState) -> Method:
+        """The sampler of the next block."""
+        wanted: Method = "hmc" if self.method == "nuts" else self.method
+        return wanted if self.stage(state).own_sampler else "mclmc"
+
+    def reevaluates(self, state: TuningState) -> bool:
         """Whether states must be evaluated again before the next block.
 
         The weight of the likelihood has changed, or trajectories begin: MCLMC keeps gradients at the kick point beside
         the position (`isokinetic.langevin_step`).
         """
-        reweighs = 0 < self._counts[0] >= self.count
-        return reweighs or (self.method != "mclmc" and self.stage == _LATE and self.count == self._first)
+        before = self.stages[max(state.stage - 1, 0)]
+        begins = state.blocks == 0 and (before.weight < 1 or self.sampler(state) != "mclmc")
+        return self.stage(state).weight < 1 or begins
 
-    @property
-    def method(self) -> Method:
-        """The sampler of the next block."""
-        return self._wanted_method if self.stage >= _LATE else "mclmc"
-
-    @property
-    def bound(self) -> str:
-        """Name of the bound of the step size."""
-        return self._bounds.which(self._step_size)
-
-    def tuning(self) -> Tuning:
+    def tuning(self, state: TuningState) -> Tuning:
         """The parameters of the sampler, as NumPy arrays."""
-        L, step_size, *each = (
-            np.asarray(x, self._dtype) for x in (self._L, self._step_size, *self._variance, *self._correction())
-        )
-        variance, correction = each[: len(self._shapes)], each[len(self._shapes) :]
-        return Tuning(L, step_size, *(jax.tree.unflatten(self._structure, x) for x in (variance, correction)))
+        leaves, structure = jax.tree.flatten(self.positions)
+        kind, stage, method = np.dtype(jnp.result_type(*leaves)), self.stage(state), self.sampler(state)
+        root = math.sqrt(self.dimensions)
+        # The orbits of nearly normal fields have no error at any step: all trajectories would have one length.
+        length = stage.L * root if method == "mclmc" else trajectory_length(method, self.dimensions)
+        stays = [not shape and not stage.parameters_move for shape in self.shapes]
+        stays = [x and not all(stays) for x in stays]  # positions of numbers alone move
+        variance = [np.asarray(0.0 if x else v, kind) for x, v in zip(stays, state.variance, strict=True)]
+        size = np.asarray(state.step.value, kind)
+        return Tuning(np.asarray(max(length, size), kind), size, structure.unflatten(variance))
 
-    def take(self, block: Block) -> bool:
-        """Update with the next block, of NumPy arrays; false if it is unstable and its states must be discarded."""
-        adjusted = self.method != "mclmc"
-        target = TRAJECTORY_VARIANCE if adjusted else self._energy_variance * self._dimensions
+    def update(self, state: TuningState, block: Block) -> TuningState:
+        """The state after a block, of NumPy arrays."""
+        method, late = self.sampler(state), self.stage(state).own_sampler
+        target = TRAJECTORY_VARIANCE if method != "mclmc" else self.energy_variance * self.dimensions
         energy = np.asarray(block.energy_change, float)
-        variance = float(np.mean(np.var(energy, axis=1, ddof=1)))
-        late = self.stage >= _LATE and not adjusted
-        stable = bool(np.all(block.nonans)) and variance < (_UNSTABLE_LATE if late else _UNSTABLE) * target
-        if not stable:
-            self._step_size = self._bounds.failed(self._step_size)
-        else:
-            self._bounds.succeeded(self._step_size)
-            if 2 * (self.count - self._first) >= self._counts[self.stage] - 1:  # the last half of a stage
-                self._moments.add(block, observe=self._adapts and 0 < self.stage < _LATE)
-            if late and self._numbers.any():
-                self._bias.add(block.numbers, block.shift)
-            self._change_step(math.log(target / max(variance, 1e-300)) / (4 if adjusted else 6))
-        self.count += 1
-        if self.count - self._first == self._counts[self.stage]:
-            self._end_stage()
-        return stable
+        kept = is_stable(energy, np.asarray(block.nonans), target, late=late and method == "mclmc")
+        step = after_block(state.step, energy, target, method, stable=kept)
+        state = state._replace(blocks=state.blocks + 1, total=state.total + 1, step=step, kept=kept)
+        if not kept or 2 * state.blocks <= self.length(state):
+            return state
+        joined = {}
+        for name in ("numbers", "observed"):
+            old, new = getattr(state, name), np.asarray(getattr(block, name), float)
+            joined[name] = np.concatenate([old, new], axis=1) if old.size else new
+        curvature = state.curvature + np.append(np.mean(block.curvature, axis=0), 1.0)
+        noise = np.asarray(block.noise) + (state.noise if state.noise.ndim == np.ndim(block.noise) else 0)
+        return state._replace(curvature=curvature, noise=noise, **joined)
 
-    def _change_step(self, change: float) -> None:
-        """Move the step size towards the target; near it, to the mean over the last half of the stage."""
-        change = float(np.clip(change, -_LARGEST_CHANGE, _LARGEST_CHANGE))
-        self._wanted.append(math.log(self._step_size) + change)
-        near = abs(change) < 0.5 * _LARGEST_CHANGE
-        settled = math.exp(float(np.mean(self._wanted[len(self._wanted) // 2 :])))
-        self._step_size = self._bounds.clip(settled if near else math.exp(self._wanted[-1]))
+    def advance(self, state: TuningState, stability: float = math.inf) -> TuningState:
+        """The state at the beginning of the next stage.
 
-    def _end_stage(self) -> None:
-        if self.stage in _MASSES and not (self._adapts and self._moments.observed):
-            self._set_masses()
-        self.stage += 1
-        if self.stage == 2:
-            self._L *= _LENGTH
-        if self.done:
-            longest = self._bias.estimate.longest_step(self._most_bias, self._most_error)
-            if longest < math.inf:
-                self._bounds.bias = max(longest, _SHORTEST_STEP * self._bounds.stable)
-            self._step_size = min(self._bounds.clip(self._step_size), self._bounds.stable or math.inf)
-            self._L = max(self._L, self._step_size)
-        if self.stage == _LATE and self._wanted_method != "mclmc":
-            # The orbits of nearly normal fields have no error at any step: all trajectories would have one length.
-            self._L = trajectory_length(self._wanted_method, self._dimensions)
-            self._reset_for_trajectories()
-            # Errors add up along a trajectory. Steps of HMC are times, and a step of McLachlan has two gradients.
-            self._step_size *= 0.4 / math.sqrt(self._dimensions) if self._wanted_method == "hmc" else 0.8
-        self.adaptation_due = self._adapts and self.stage <= _LATE and bool(self._moments.observed)
-        if not self.adaptation_due:
-            self._begin_stage()
+        Args:
+          state: state at the end of a stage (`ends`), whose positions have been adapted.
+          stability: stability limit of the step per root of the dimensions, with the masses of `masses`.
+        """
+        stage, root = self.stage(state), math.sqrt(self.dimensions)
+        step, variance = state.step._replace(wanted=state.step.wanted[:0]), state.variance
+        if stage.estimates == "step size":
+            step = state.step.settled()
+        elif stage.estimates:
+            old, variance = variance, self.masses(state)
+            sizes = [math.prod(shape) for shape in self.shapes]
+            ratio = np.average(old, weights=sizes) / np.average(variance, weights=sizes)
+            step = step.scaled(math.sqrt(ratio), stability * root)
+        after = self._of_stage(state.stage + 1, state.total, step, variance)
+        if self.done(after) or (method := self.sampler(after)) == "mclmc" or stage.own_sampler:
+            return after
+        # Errors add up along a trajectory. Steps of HMC are times, and a step of McLachlan has two gradients.
+        factor, limit = (0.4 / root, 1 / root) if method == "hmc" else (0.8, _MCLACHLAN)
+        longest = 0.5 * trajectory_length(method, self.dimensions)
+        return after._replace(step=step.scaled(factor, limit * step.stability, longest))
 
-    @property
-    def correction_error(self) -> np.ndarray:
-        """Errors of the correction, as gradients along the numbers for steps of length 1 (`BiasCorrection`)."""
-        if not self.done or not (bias := self._bias.estimate).largest_error:
-            return np.zeros((int(self._numbers.sum()), 0))
-        return bias.residual_slopes(self._step_size, self._most_bias)
-
-    def _correction(self) -> np.ndarray:
-        """Gradient of the correction along each leaf; 0 until the tuning is done."""
-        slopes = np.zeros(len(self._shapes))
-        if self.done:
-            slopes[self._numbers] = self._bias.estimate.correction(self._step_size, self._most_bias)
-        return slopes
-
-    def _set_masses(self) -> None:
-        """Set masses from the variances within chains, and scale the step with their mean."""
-        variance = np.ones(len(self._shapes)) if self._adapts else self._moments.variances()
-        variance[self._held] = 1.0
-        self._held = np.zeros_like(self._held)
-        ratio = np.average(self._variance, weights=self._sizes) / np.average(variance, weights=self._sizes)
-        self._step_size *= math.sqrt(ratio)
-        self._variance = variance
-        self._bounds.reset()
-
-    def _reset_for_trajectories(self) -> None:
-        of_mclmc = 1 / math.sqrt(self._dimensions) if self._wanted_method == "hmc" else _MCLACHLAN
-        self._bounds.reset(of_mclmc, 0.5 * self._L)
-
-    def pack(self) -> dict[str, np.ndarray]:
-        """The state as named arrays, for a file."""
-        numbers = {"count": self.count, "stage": self.stage, "first": self._first}
-        lengths = {"L": self._L, "step_size": self._step_size}
-        lists = {"held": self._held, "variance": self._variance, "wanted": self._wanted}
-        own = {name: np.asarray(x) for name, x in (numbers | lengths | lists).items()}
-        return own | self._bias.pack() | self._bounds.pack() | self._moments.pack()
-
-    def unpack(self, arrays: dict[str, np.ndarray]) -> None:
-        """Restore a packed state of a schedule with the same arguments."""
-        self.count, self.stage, self._first = (int(arrays[name]) for name in ("count", "stage", "first"))
-        self._L, self._step_size = float(arrays["L"]), float(arrays["step_size"])
-        self._bounds = StepBounds.unpack(arrays)
-        self._held, self._variance = arrays["held"], arrays["variance"]
-        self._wanted = [float(x) for x in arrays["wanted"]]
-        self._bias.unpack(arrays)
-        self._moments.unpack(arrays)
-
-
-class StageMoments:
-    """Moments of positions and observations along chains, over blocks of one stage.
-
-    Args:
-      shapes: shapes of the leaves of the positions, with a leading axis of chains.
-    """
-
-    def __init__(self, shapes: Sequence[tuple[int, ...]]):
-        self._blocks, self._shapes = 0, list(shapes)
-        self.observed = list[np.ndarray]()
-        self._square, self._mean, self._noise = np.zeros(len(shapes)), [np.zeros(shape) for shape in shapes], 0.0
-
-    def add(self, block: Block, *, observe: bool) -> None:
-        """Add the moments of a block, and its observations."""
-        self._blocks += 1
-        if observe:
-            self.observed.append(np.asarray(block.observed))
-            self._noise = self._noise + np.asarray(block.noise)
-        self._mean = [total + mean for total, mean in zip(self._mean, jax.tree.leaves(block.mean), strict=True)]
-        self._square = self._square + [float(np.mean(x)) for x in jax.tree.leaves(block.square)]
-
-    def observations(self) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers from the observer, (chains, steps, n), and the mean field of each chain."""
-        return np.concatenate(self.observed, axis=1), np.asarray(self._noise) / max(self._blocks, 1)
-
-    def variances(self) -> np.ndarray:
-        """Variance of each leaf within chains; 1 without any block."""
-        if not self._blocks:
-            return np.ones(len(self._shapes))
-        means = np.array([np.mean((mean / self._blocks) ** 2) for mean in self._mean])
-        return np.maximum(self._square / self._blocks - means, 1e-6)
-
-    def pack(self) -> dict[str, np.ndarray]:
-        """The moments as named arrays."""
-        arrays = {"blocks": self._blocks, "square": self._square, "noise": self._noise}
-        arrays |= {f"mean/{i}": mean for i, mean in enumerate(self._mean)}
-        arrays |= {f"observed/{i:05d}": x for i, x in enumerate(self.observed)}
-        return {name: np.asarray(x) for name, x in arrays.items()}
-
-    def unpack(self, arrays: dict[str, np.ndarray]) -> None:
-        """Restore packed moments."""
-        self._blocks, self._square, self._noise = int(arrays["blocks"]), arrays["square"], arrays["noise"]
-        self._mean = [arrays[f"mean/{i}"] for i in range(len(self._shapes))]
-        self.observed = [arrays[key] for key in sorted(arrays) if key.startswith("observed/")]
+    def masses(self, state: TuningState) -> np.ndarray:
+        """Inverse mass of each leaf of the position after the stage."""
+        if self.adapts or self.stage(state).estimates != "scales" or not state.curvature[-1]:
+            return state.variance
+        curvature = state.curvature[:-1] / state.curvature[-1]
+        variance = 1 / np.maximum(curvature, 1e-6)
+        moved = self.stage(state).parameters_move or not any(self.shapes)
+        within = np.maximum(np.var(state.numbers, axis=1).mean(axis=0), 1e-6)
+        variance[[not shape for shape in self.shapes]] = within if moved else 1.0
+        return variance

@@ -1,75 +1,100 @@
-"""Bounds of the step size of a tuning."""
+"""The step size of a tuning, from the tail of the energy errors.
+
+The variance of the energy error of a step of MCLMC goes as the sixth power of its size, and the variance for a
+trajectory of an adjusted sampler as the fourth power, of which a share 2 Phi(-sqrt(variance) / 2) is accepted (Neal
+2011). Each chain asks in each block for the step that would have the target variance there. The variance is about the
+mean, since E[error] = variance / 2 in equilibrium.
+
+MCLMC accepts every step, so that the step must be short enough wherever chains go, and not on average: it is the
+quantile `TAIL` of the steps that all chains ask for in the last half of a stage. The error of an accepted trajectory is
+corrected, and its step is the median.
+
+The energy error of many dimensions hides a few unstable ones. The largest curvature therefore limits the step
+(`tuning.curvature`), and a block whose variance is far beyond the target is discarded.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 
+from pmwd_dist.infer.samplers.methods import Method
+
+ENERGY_VARIANCE = 1e-3  # target for a step of MCLMC, per dimension
+TRAJECTORY_VARIANCE = 0.26  # target for a trajectory of an adjusted sampler: 80 % are accepted
+TAIL = 0.1  # quantile of the steps of MCLMC that chains ask for
 _LARGEST, _NEXT = 0.8, 0.5  # largest step to try and next step, relative to an unstable step
+_LARGEST_CHANGE = math.log(2)  # largest change of the logarithm of the step from one block to the next
+_UNSTABLE, _UNSTABLE_LATE = 100.0, 10.0  # variance of an unstable block relative to the target; late for MCLMC
 
 
-@dataclass
-class StepBounds:
-    """Bounds of the step size, infinite until something bounds it.
+class StepSize(NamedTuple):
+    """A step size, and the bounds that the tuning has found so far.
 
     Args:
+      value: step size.
+      wanted: logarithm of the step that each chain asks for, stable block by stable block of a stage, (blocks, chains).
       stability: stability limit of MCLMC along the direction of the largest curvature.
-      largest: largest step to try.
-      bias: largest step whose discretisation bias can be corrected.
-      stable: largest step of a stable block.
-      unstable: bound from the last unstable block.
       trajectory: bound from the length of trajectories.
+      unstable: bound from the last unstable block.
+      stable: largest step of a stable block.
     """
 
+    value: float
+    wanted: np.ndarray
     stability: float = math.inf
-    largest: float = math.inf
-    bias: float = math.inf
-    stable: float = 0.0
-    unstable: float = math.inf
     trajectory: float = math.inf
+    unstable: float = math.inf
+    stable: float = 0.0
 
-    def clip(self, step_size: float) -> float:
-        """The step size, or the bound if that is shorter."""
-        return min(step_size, self.largest, self.bias)
+    @property
+    def largest(self) -> float:
+        """The largest step to try."""
+        return min(self.stability, self.trajectory, self.unstable)
 
-    def which(self, step_size: float) -> str:
-        """Name of the bound that is active for a step size."""
-        if math.isclose(step_size, _NEXT / _LARGEST * self.unstable):
-            return "unstable steps"
-        if step_size < 0.999 * min(self.largest, self.bias):
-            return "energy error"
-        if self.bias < self.largest:
-            return "discretisation bias"
-        if self.unstable <= self.largest:
-            return "unstable steps"
-        return "length of trajectories" if self.trajectory <= self.largest else "largest curvature"
+    @property
+    def bound(self) -> str:
+        """Name of the active bound."""
+        bounds = {self.trajectory: "length of trajectories", self.stability: "largest curvature"}
+        bounds[_NEXT / _LARGEST * self.unstable] = bounds[self.unstable] = "unstable steps"
+        active = [name for bound, name in bounds.items() if math.isclose(self.value, bound, rel_tol=1e-3)]
+        return active[-1] if active else "energy error"
 
-    def succeeded(self, step_size: float) -> None:
-        """Record a stable block."""
-        self.stable = max(self.stable, step_size)
+    def scaled(self, factor: float, stability: float, trajectory: float = math.inf) -> StepSize:
+        """The step in other units, after a change of masses, positions or the sampler, without earlier blocks."""
+        largest = min(stability, trajectory)
+        return StepSize(min(factor * self.value, largest), self.wanted[:0], stability, trajectory)
 
-    def failed(self, step_size: float) -> float:
-        """Record an unstable block, and return the next step size."""
-        self.largest = self.unstable = _LARGEST * step_size
-        return _NEXT * step_size
+    def settled(self) -> StepSize:
+        """The step at the end of a tuning, no larger than the largest stable one."""
+        return self._replace(value=min(self.value, self.stable or math.inf), wanted=self.wanted[:0])
 
-    def reset(self, of_mclmc: float = 1.0, most: float = math.inf) -> None:
-        """Forget the blocks so far, after a change of masses or of the sampler.
 
-        Args:
-          of_mclmc: stability limit of the sampler's steps, relative to steps of MCLMC.
-          most: bound from the length of trajectories.
-        """
-        self.largest, self.stable = min(most, of_mclmc * self.stability), 0.0
-        self.unstable, self.trajectory = math.inf, most
+def is_stable(energy_change: np.ndarray, fine: np.ndarray, target: float, *, late: bool) -> bool:
+    """Whether a block may be kept: finite, and with an energy error that is not far beyond the target."""
+    variance = float(np.mean(np.var(energy_change, axis=1, ddof=1)))
+    return bool(np.all(fine)) and variance < (_UNSTABLE_LATE if late else _UNSTABLE) * target
 
-    def pack(self) -> dict[str, np.ndarray]:
-        """The bounds as named arrays, for a file."""
-        return {f"bounds/{name}": np.asarray(x) for name, x in asdict(self).items()}
 
-    @classmethod
-    def unpack(cls, arrays: dict[str, np.ndarray]) -> StepBounds:
-        """The bounds from named arrays."""
-        return cls(*(float(arrays[f"bounds/{x.name}"]) for x in fields(cls)))
+def after_block(step: StepSize, energy_change: np.ndarray, target: float, method: Method, *, stable: bool) -> StepSize:
+    """The step size for the next block.
+
+    Args:
+      step: step size of the block.
+      energy_change: energy errors of the block, (chains, steps).
+      target: target variance of the energy error.
+      method: sampler of the block.
+      stable: whether the block was kept (`is_stable`).
+    """
+    if not stable:
+        return step._replace(value=_NEXT * step.value, unstable=_LARGEST * step.value)
+    power, tail = (6, TAIL) if method == "mclmc" else (4, 0.5)
+    variance = np.maximum(np.var(energy_change, axis=1, ddof=1), 1e-300)
+    change = np.clip(np.log(target / variance) / power, -_LARGEST_CHANGE, _LARGEST_CHANGE)
+    wanted = np.concatenate([step.wanted, math.log(step.value) + change[None]])
+    value = math.exp(float(np.quantile(wanted[len(wanted) // 2 :], tail)))
+    if abs(now := float(np.quantile(change, tail))) > 0.5 * _LARGEST_CHANGE:  # far from the target
+        value = step.value * math.exp(now)
+    return step._replace(value=min(value, step.largest), wanted=wanted, stable=max(step.stable, step.value))

@@ -94,7 +94,11 @@ class _Watch:
             self._log_chunk(progress, seconds, compiled)
         else:
             numbers = f"step size {progress.step_size:.3g}{self._bound}, L {progress.L:.3g}"
-            self._log.stage(f"tuned in {sampler.tuning_steps} steps: {numbers}", seconds)
+            again = f"chains start over with shorter steps, restart {progress.restarts}"
+            self._draws.clear()
+            self._log.stage(
+                f"{again if progress.restarts else f'tuned in {sampler.tuning_steps} steps'}: {numbers}", seconds
+            )
         if progress.chunks < self._plan.chunks:
             self._control.raise_if_stopped(f"after chunk {progress.chunks} of {self._plan.chunks}", self._of_chunks)
 
@@ -160,7 +164,7 @@ def _sample(plan: InferenceJob, posterior: infer.Posterior, positions: Any, watc
             manifest.claim(plan.folder, chain_files(plan.chunks))
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*steps of MCLMC")  # the verdict names them
+            warnings.filterwarnings("ignore", "(steps|chains) of MCLMC")  # the verdict names them
             infer.sample(
                 posterior,
                 positions,
@@ -169,7 +173,6 @@ def _sample(plan: InferenceJob, posterior: infer.Posterior, positions: Any, watc
                 output=plan.folder,
                 method=sampler.method,
                 energy_variance=sampler.energy_variance,
-                most_bias=sampler.most_bias,
                 tuning_steps=sampler.tuning_steps,
                 progress=False,
                 thin=sampler.thin,

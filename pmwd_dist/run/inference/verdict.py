@@ -15,8 +15,7 @@ from jax import Array
 
 from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.infer.chain.diagnostics import MOST_OUTLIERS, stuck
-from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE
+from pmwd_dist.infer.chain.diagnostics import step_errors, stuck
 from pmwd_dist.io.arrays import Arrays, read_arrays
 from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes, to_devices, to_host
 from pmwd_dist.parallel.fft import pirfft3d
@@ -186,11 +185,10 @@ def find_reasons(plan: InferenceJob, chain: infer.Chain) -> list[str]:
         draws = f"{each} of {chain.logdensity.shape[1]} draws"
         reasons.append(f"stuck in the same place: {draws}; raise sampler.tuning_steps, or look at the priors")
     if sampler.method == "mclmc":
-        reasons += find_energy_reasons(chain.energy_change, plan.dimensions)
+        reasons += find_step_reasons(chain, checks.bias, sampler.energy_variance)
     elif (accepted := float(np.mean(chain.acceptance_rate))) < _ACCEPTED:
         share = f"{accepted:.0%} of the trajectories are accepted, fewer than {_ACCEPTED:.0%}"
         reasons.append(f"{share}; raise sampler.tuning_steps")
-    reasons += find_bias_reasons(chain.bias(), checks.bias, sampler.most_bias, _more(plan))
     if chain.failures > _FAILURES * chain.energy_change.size:
         reasons.append(f"{chain.failures} steps failed; look at the priors, devices.halo and time.steps")
     return reasons
@@ -237,19 +235,14 @@ def _more(plan: InferenceJob, size: float = math.inf) -> str:
     return f"take more steps: pmwd-dist resume {plan.folder} --set sampler.steps={steps}"
 
 
-def find_energy_reasons(energy_change: np.ndarray, dimensions: int) -> list[str]:
-    """Failed checks of the energy error of steps without a Metropolis step."""
-    reasons, limit = list[str](), 2 * ENERGY_VARIANCE
-    each = np.var(energy_change, axis=1) / dimensions
-    if (largest := each.max()) > limit:
-        chains = ", ".join(map(str, np.flatnonzero(each > limit)))
-        error = f"the energy error is up to {largest:.1e} a dimension, more than {limit:g}, in chains {chains}"
-        remedy = 'raise sampler.tuning_steps, lower sampler.energy_variance, or use sampler.precondition = "adapted"'
-        reasons.append(f"{error}, which are biased; {remedy}")
-    if (outliers := infer.energy_errors(energy_change, dimensions)["outliers"]) > MOST_OUTLIERS:
-        share = f"{outliers:.2%} of the steps have far too large an energy error"
-        reasons.append(f"{share}; raise sampler.tuning_steps, or lower sampler.energy_variance")
-    return reasons
+def find_step_reasons(chain: infer.Chain, largest_bias: float, energy_variance: float) -> list[str]:
+    """Failed checks of steps without a Metropolis step, with one remedy."""
+    errors = step_errors(chain, energy_variance, largest_bias)
+    if not errors.reasons:
+        return []
+    finer = energy_variance * errors.factor**6  # it goes as the sixth power of the step
+    remedy = f"raise sampler.tuning_steps, or sample again with sampler.energy_variance = {finer:.1g}"
+    return [f"steps are too long: {'; '.join(errors.reasons)}; {remedy}"]
 
 
 def worst_scale(
@@ -262,21 +255,6 @@ def worst_scale(
     seen = {name: row for name, row in scales.items() if float(name.rpartition("= ")[2]) <= largest}
     poor = {name: row for name, row in seen.items() if row["rhat"] > r_hat and row["ess_bulk"] < ess}
     return max(poor.items(), key=lambda item: item[1]["rhat"], default=None)
-
-
-def find_bias_reasons(bias: dict[str, tuple[float, float]], limit: float, most_bias: float, remedy: str) -> list[str]:
-    """Parameters with a significant discretisation bias, with a remedy."""
-    found = {name: pair for name, pair in bias.items() if abs(pair[0]) - pair[1] > limit}
-    if not found:
-        return []
-    each = ", ".join(f"{name} {shift:+.2f} ± {error:.2f}" for name, (shift, error) in found.items())
-    # The bias scales as most_bias if the error of the correction limits the step, and as its square root if the second
-    # order does. The power here is right for the latter, and safe for the former.
-    finer = most_bias * (0.8 * limit / max(abs(shift) for shift, _ in found.values())) ** 2
-    return [
-        f"the discretisation bias is more than {limit:g} standard deviations ({each}); {remedy}; or sample again with "
-        f"sampler.most_bias = {finer:.1g}"
-    ]
 
 
 def find_fit_reasons(fit: dict[str, infer.Check]) -> list[str]:

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer import priors
 from pmwd_dist.infer.priors import Prior
-from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE, STEP_BIAS
+from pmwd_dist.infer.tuning.step_size import ENERGY_VARIANCE
 from pmwd_dist.run.settings.section import File, Section, about, list_to_tuple, one_or_several
 from pmwd_dist.run.settings.writing import Raw, toml_value
 
@@ -228,12 +228,6 @@ class Sampler(Section):
         ENERGY_VARIANCE,
         gt=0,
         le=2e-3,
-    )
-    most_bias: float = about(
-        "largest tolerated discretisation bias of a parameter with mclmc, twice this in the tuning "
-        "[posterior standard deviations]",
-        STEP_BIAS,
-        gt=0,
     )
     steps: int = about("number of steps of each chain; may be raised later", 4000, ge=1)
     thin: int = about("number of steps from one saved draw to the next", 1, ge=1)

@@ -256,7 +256,7 @@ def _priors(settings: InferenceSettings) -> Rules:
 
 def _chains(settings: InferenceSettings) -> Rules:
     from pmwd_dist.infer.samplers.methods import NEEDS_BLACKJAX
-    from pmwd_dist.infer.tuning.schedule import ENERGY_VARIANCE, STEP_BIAS
+    from pmwd_dist.infer.tuning.step_size import ENERGY_VARIANCE
 
     start, given, sampler = settings.start, settings.priors.given, settings.sampler
     for name in start.map_free:
@@ -281,12 +281,11 @@ def _chains(settings: InferenceSettings) -> Rules:
         sampler.steps % (sampler.thin * sampler.chunk),
         f"sampler.steps = {sampler.steps}: must be a multiple of thin * chunk = {sampler.thin * sampler.chunk}",
     )
-    for key, default in (("energy_variance", ENERGY_VARIANCE), ("most_bias", STEP_BIAS)):
-        yield (
-            sampler.method != "mclmc" and getattr(sampler, key) != default,
-            f"sampler.{key}: is a target of mclmc, and {sampler.method} is tuned for its acceptance; "
-            'leave it out, or use sampler.method = "mclmc"',
-        )
+    yield (
+        sampler.method != "mclmc" and sampler.energy_variance != ENERGY_VARIANCE,
+        f"sampler.energy_variance: is a target of mclmc, and {sampler.method} is tuned for its acceptance; "
+        'leave it out, or use sampler.method = "mclmc"',
+    )
     yield (
         start.map_free and sampler.precondition != "none",
         "start.map_free: parameters can't be told from the noise where sampler.precondition depends on them; "

@@ -1,0 +1,20 @@
+"""Chains with default settings against exact marginals; `exact_marginals.py` has more posteriors of this kind."""
+
+from __future__ import annotations
+
+import exact_marginals
+import pytest
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [0, 2])
+def test_default_chains_have_the_exact_marginals(seed: int) -> None:
+    """Widths to 3 %, shifts to 0.05 standard deviations, within errors. A warning of `sample` is an error here."""
+    options = {"steps": 4000, "chunk": 500, "tuning_steps": 1000}
+    table = exact_marginals.compared(exact_marginals.case(seed), "adapted", seed=0, **options)
+    for name in ("b1", "sigma8"):
+        row = table[name]
+        assert row["rhat"] < 1.02
+        assert abs(row["shift"]) < 0.05 + 3 * row["shift error"] < 0.2
+        assert abs(row["width"] - 1) < 0.03 + 3 * row["width error"] < 0.12
