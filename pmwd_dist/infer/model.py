@@ -236,7 +236,7 @@ class Posterior(eqx.Module):
         field, fine = self.model.predict(noise, parameters)
         value = self.model.likelihood.logdensity(self.data, field, parameters, self.model.config)
         value = jnp.asarray(of_shape(value, (), "likelihood.logdensity", "a number"))
-        white = self._white(position)
+        white = self.white(position)
         value = self.weight.astype(value.dtype) * value + log_volume
         value = value - 0.5 * trees.dot(noise, noise) - 0.5 * trees.dot(white, white)
         return jnp.where(fine & jnp.isfinite(value), value, -jnp.inf)
@@ -248,9 +248,10 @@ class Posterior(eqx.Module):
 
     def parameters(self, position: Position) -> dict[str, Array]:
         """Parameters of a position."""
-        return unwhiten(self._white(position), self.model.priors)
+        return unwhiten(self.white(position), self.model.priors)
 
-    def _white(self, position: Position) -> dict[str, Array]:
+    def white(self, position: Position) -> dict[str, Array]:
+        """Whitened parameters of a position."""
         return self.preconditioner.white(position["parameters"]) if self.preconditioner else position["parameters"]
 
     def _unwhiten(self, position: Position) -> tuple[Array, dict[str, Array], Array | float]:
@@ -308,7 +309,7 @@ class Posterior(eqx.Module):
 
     def moved(self, position: Position, other: Posterior) -> Position:
         """The position in another adaptation with the same noise and parameters."""
-        return other.whiten(self.unwhiten(position)[0], self._white(position))
+        return other.whiten(self.unwhiten(position)[0], self.white(position))
 
     @on_auto_axes
     @eqx.filter_jit

@@ -1,9 +1,10 @@
 """Sample a posterior in chunks on disk: an interrupted run goes on from the last chunk, to the same bits.
 
 MCLMC accepts every step, so its chains check their own steps after 1, 2, 4, 8 chunks and so on (`step_errors`). Where
-steps are too long, all draws are discarded, and chains start over with shorter steps, from the positions before the
-last chunk. Another chunk is discarded as burn-in. The sampled density never changes while draws are kept. Draws that
-`sample` has returned are never discarded.
+steps are too long, all draws are discarded, and chains start over from the positions before the last chunk: with
+shorter steps, or with a correction of the mean of parameters (`tuning.discretisation_bias`). Another chunk is discarded
+as burn-in. The sampled density never changes while draws are kept. Draws that `sample` has returned are never
+discarded.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from pmwd_dist.infer.lensing import Convergence
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState, density_shift
 from pmwd_dist.infer.samplers.methods import Method, check_method, transition
+from pmwd_dist.infer.tuning import discretisation_bias
 from pmwd_dist.infer.tuning.loop import ChainTuning, TuningProgress, begin, check_share
 from pmwd_dist.infer.tuning.schedule import SHORTEST, Schedule
 from pmwd_dist.infer.tuning.step_size import ENERGY_VARIANCE
@@ -153,9 +155,9 @@ def sample(
         run, draws = advance(key, before)
         earlier.append(arrays := _checked(draws, index, most_failures, posterior))
         checks = method == "mclmc" and restarts.times < MOST_RESTARTS and not restarts.final
-        if (factor := _factor(earlier, run, energy_variance) if checks else 1.0) < 1:
+        if checks and (remedy := _remedy(earlier, run, posterior, energy_variance)) is not None:
             restarts = restarts.discarding(earlier)._replace(times=restarts.times + 1)
-            run, arrays = _shortened(before, factor), Arrays()
+            run, arrays = _with(before, *remedy), Arrays()
             earlier.clear()
             folder.begin_again(pack(run, 0, restarts))
         else:
@@ -177,19 +179,37 @@ def _compiled_beside(advance: Any, *args: Any) -> Generator[None]:
         yield
 
 
-def _factor(chunks: list[Arrays], run: Run, energy_variance: float) -> float:
-    """Factor of the step size that the errors of all draws ask for; 1 for none, and between checks. Collective."""
+def _remedy(
+    chunks: list[Arrays], run: Run, posterior: Posterior, energy_variance: float
+) -> tuple[float, dict[str, float]] | None:
+    """Factor of the step size and slopes of a correction that the errors of all draws ask for. Collective.
+
+    None without errors, where chains that have not mixed show no bias, and between checks.
+    """
     if len(chunks) & (len(chunks) - 1):
-        return 1.0
+        return None
     chain = chain_of(chunks, to_host(run.moments)._asdict(), Restarts())
-    return float(from_main(np.asarray(step_errors(chain, energy_variance).factor)))
+    errors, slopes = step_errors(chain, energy_variance), dict.fromkeys(chain.parameters, 0.0)
+    biased = bool(errors.biased) and not errors.unstable and not errors.unmixed
+    if biased:
+        slopes = discretisation_bias.estimate(chain, posterior.model.priors)
+    needed, factor, *values = from_main(
+        np.array([biased or bool(errors.unstable), errors.corrected_factor, *slopes.values()])
+    ).tolist()
+    return (factor, dict(zip(slopes, values, strict=True))) if needed else None
 
 
-def _shortened(run: Run, factor: float) -> Run:
-    """The chains with shorter steps, and without draws."""
-    tuning, nothing = to_host(run.tuning), jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), run.moments)
-    shorter = from_main(tuning._replace(step_size=np.asarray(tuning.step_size * factor)))
-    return run._replace(tuning=placed(shorter, run.tuning), moments=placed(nothing, run.moments))
+def _with(run: Run, factor: float, slopes: dict[str, float]) -> Run:
+    """The chains without draws, with steps times a factor and a correction with further slopes, which go as h^2."""
+    tuning, old = to_host(run.tuning), to_host(run.correction)
+    nothing = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), run.moments)
+    tuning = tuning._replace(step_size=np.asarray(tuning.step_size * factor))
+    correction = {name: np.asarray((x + slopes[name]) * factor**2) for name, x in old.items()}
+    return run._replace(
+        tuning=placed(tuning, run.tuning),
+        moments=placed(nothing, run.moments),
+        correction=placed(correction, run.correction),
+    )
 
 
 def _warned(chain: Chain, method: Method, energy_variance: float) -> Chain:
@@ -306,14 +326,21 @@ def _advance(
     """A chunk of all chains, with arrays of shape (chains, draws), (bands, chains, draws) or (chains, steps)."""
     posterior = posterior.adapted(run.adaptation)
     chains, config = run.states.logdensity.shape[0], posterior.model.config
-    options: dict[str, Any] = {"logdensity": posterior.logdensity, "method": method, "tuning": run.tuning}
+    added = partial(discretisation_bias.correction, posterior=posterior, slopes=run.correction)
+
+    def logdensity(position: Position) -> Array:
+        value = posterior.logdensity(position)
+        return value + added(position).astype(value.dtype)
+
+    options: dict[str, Any] = {"logdensity": logdensity, "method": method, "tuning": run.tuning}
     options |= {"agree": config.decomposition.equal_copies}
     seen = scales.scales_of(config)
 
     def shift(state: IntegratorState) -> Array:
         if method != "mclmc":
             return jnp.zeros_like(state.logdensity)
-        return density_shift(state, jnp.asarray(run.tuning.step_size), run.tuning.inverse_mass_matrix)
+        shift = density_shift(state, jnp.asarray(run.tuning.step_size), run.tuning.inverse_mass_matrix)
+        return shift + added(state.position).astype(shift.dtype)
 
     def once(states: IntegratorState, key: Array) -> Any:
         one = partial(transition, fraction=jax.random.uniform(jax.random.fold_in(key, chains)), **options)
@@ -327,14 +354,15 @@ def _advance(
         for i in range(chains):
             moments = moments.add(noise[i])
         kept = {f"parameter/{name}": x for name, x in jax.vmap(posterior.parameters)(states.position).items()}
-        kept |= {"logdensity": states.logdensity, "density_shift": jax.vmap(shift)(states)}
+        kept |= {"logdensity": states.logdensity - jax.vmap(added)(states.position).astype(states.logdensity.dtype)}
+        kept |= {"density_shift": jax.vmap(shift)(states)}
         kept |= jax.vmap(lambda x: scales.band_statistics(x, seen, config), spmd_axis_name=axis)(noise)
         return (states, moments), (kept, each)
 
     (states, moments), (kept, each) = jax.lax.scan(draw, (run.states, run.moments), jax.random.split(key, chunk))
     arrays = {name: x.T for name, x in kept.items()}
     arrays |= {name: x.reshape(-1, chains).T for name, x in each.items()} | {"modes": seen.modes}
-    return Run(states, run.tuning, moments, run.adaptation), arrays
+    return run._replace(states=states, moments=moments), arrays
 
 
 def _noise(positions: Position, posterior: Posterior, axis: str | None) -> Array:

@@ -73,7 +73,7 @@ class Chain(eqx.Module):
 
 
 class Progress(NamedTuple):
-    """Progress of a run, after tuning, after each chunk, and where chains start over with shorter steps.
+    """Progress of a run, after tuning, after each chunk, and where chains start over.
 
     Args:
       chunks: number of chunks on disk, 0 after tuning and where chains start over.
@@ -105,16 +105,25 @@ class Moments(NamedTuple):
 
 
 class Run(NamedTuple):
-    """State of all chains, and the parameters that they share."""
+    """State of all chains, and the parameters that they share.
+
+    Args:
+      states: state of each chain, with a leading axis of chains.
+      tuning: parameters of the sampler.
+      moments: moments of the white noise over all draws.
+      adaptation: adaptation of the preconditioner, if there is one.
+      correction: slopes of the correction of the discretisation bias, by parameter (`tuning.discretisation_bias`).
+    """
 
     states: IntegratorState
     tuning: Tuning
     moments: Moments
     adaptation: Adaptation | None
+    correction: dict[str, Array]
 
 
 class Restarts(NamedTuple):
-    """Discarded draws of chains that started over with shorter steps.
+    """Discarded draws of chains that started over.
 
     Args:
       times: how often the chains started over.
@@ -135,6 +144,7 @@ def pack(run: Run, chunks: int, restarts: Restarts) -> Arrays:
     """The state after `chunks` chunks, as named arrays for a file. Collective."""
     moments = {f"moments/{name}": x for name, x in to_host(run.moments)._asdict().items()}
     shared = leaves_of(run.tuning, "tuning") | leaves_of(run.adaptation, "adaptation")
+    shared |= leaves_of(run.correction, "correction")
     return leaves_of(run.states) | shared | moments | {"chunks": np.asarray(chunks)} | leaves_of(restarts, "restarts")
 
 
@@ -143,7 +153,8 @@ def unpack(stored: Arrays, like: Run) -> Run:
     check_shapes(stored, {f"moments/{name}": jnp.shape(x) for name, x in like.moments._asdict().items()})
     moments = like.moments._replace(**{name: stored[f"moments/{name}"] for name in Moments._fields})
     tuning, adapted = restored(stored, like.tuning, "tuning"), restored(stored, like.adaptation, "adaptation")
-    return Run(restored(stored, like.states), tuning, placed(moments, like.moments), adapted)
+    correction = restored(stored, like.correction, "correction")
+    return Run(restored(stored, like.states), tuning, placed(moments, like.moments), adapted, correction)
 
 
 def leaves_of(tree: Any, prefix: str = "run") -> Arrays:

@@ -171,14 +171,23 @@ class StepErrors(NamedTuple):
     """Errors of draws by MCLMC whose steps are too long.
 
     Args:
-      reasons: sentences with the size of each error, and the range of parameters of large energy errors.
+      unstable: sentence about large energy errors, with the range of parameters, if there are any.
+      biased: sentence about each discretisation bias.
       unmixed: parameters whose chains have not mixed, with R-hat and effective sample size. They show no bias.
       factor: factor of the step size at which the errors should be small; 1 without errors.
+      corrected_factor: the same if shifts of means are corrected.
     """
 
-    reasons: list[str]
+    unstable: list[str]
+    biased: list[str]
     unmixed: list[str]
     factor: float
+    corrected_factor: float
+
+    @property
+    def reasons(self) -> list[str]:
+        """Sentences about all errors."""
+        return self.unstable + self.biased
 
 
 def step_errors(chain: Any, energy_variance: float, largest_bias: float = LARGEST_BIAS) -> StepErrors:
@@ -192,7 +201,7 @@ def step_errors(chain: Any, energy_variance: float, largest_bias: float = LARGES
       largest_bias: largest tolerated bias of a mean [standard deviations].
     """
     unstable, biased = _energy_reasons(chain, energy_variance), list[str]()
-    factors, unmixed = list[float](), list[str]()
+    unmixed, factors = list[str](), {"shift": 1.0, "change the width of": 1.0}
     for name, draws in chain.parameters.items():
         x = np.asarray(draws, float)
         if x.shape[1] < 4 or np.ptp(x) == 0:
@@ -203,14 +212,15 @@ def step_errors(chain: Any, energy_variance: float, largest_bias: float = LARGES
         square = 0.5 * ((x - x.mean()) / x.std()) ** 2
         of_width = square.std() * np.array(step_bias(square, chain.density_shift))
         for (bias, error), what, most in (
-            (step_bias(x, chain.density_shift), f"shift {name}", largest_bias),
-            (of_width, f"change the width of {name}", _WIDTH),
+            (step_bias(x, chain.density_shift), "shift", largest_bias),
+            (of_width, "change the width of", _WIDTH),
         ):
             if abs(bias) > max(most, 3 * error):
-                biased.append(f"steps {what} by {bias:+.3f} ± {error:.3f} standard deviations")
-                factors.append(math.sqrt(_AIM * most / abs(bias)))
-    factor = _SHORTER if unstable else max(0.4, min(factors, default=1.0))
-    return StepErrors(unstable + biased, unmixed, factor)
+                biased.append(f"steps {what} {name} by {bias:+.3f} ± {error:.3f} standard deviations")
+                factors[what] = min(factors[what], max(0.4, math.sqrt(_AIM * most / abs(bias))))
+    if unstable:
+        return StepErrors(unstable, biased, unmixed, _SHORTER, _SHORTER)
+    return StepErrors(unstable, biased, unmixed, min(factors.values()), factors["change the width of"])
 
 
 def _energy_reasons(chain: Any, energy_variance: float) -> list[str]:

@@ -218,7 +218,8 @@ def begin(key: Array, positions: Position, posterior: Posterior, axis: str | Non
     one = jnp.ones((), states.logdensity.dtype)
     each = jax.tree.map(lambda _: one, positions)
     empty = jax.lax.with_sharding_constraint(jnp.zeros_like(positions["noise"][0]), sharding)
-    return Run(states, Tuning(one, one, each), Moments(jnp.zeros(()), empty, empty), adaptation.start(posterior))
+    moments, nothing = Moments(jnp.zeros(()), empty, empty), dict.fromkeys(posterior.model.priors, jnp.zeros_like(one))
+    return Run(states, Tuning(one, one, each), moments, adaptation.start(posterior), nothing)
 
 
 @eqx.filter_jit

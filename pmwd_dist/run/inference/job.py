@@ -94,7 +94,7 @@ class _Watch:
             self._log_chunk(progress, seconds, compiled)
         else:
             numbers = f"step size {progress.step_size:.3g}{self._bound}, L {progress.L:.3g}"
-            again = f"chains start over with shorter steps, restart {progress.restarts}"
+            again = f"chains start over, restart {progress.restarts}"
             self._draws.clear()
             self._log.stage(
                 f"{again if progress.restarts else f'tuned in {sampler.tuning_steps} steps'}: {numbers}", seconds

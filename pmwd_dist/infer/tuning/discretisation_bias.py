@@ -1,0 +1,56 @@
+"""Correction of the discretisation bias of parameters by MCLMC, which accepts every step. It is our own.
+
+Steps of length h sample the density p(x, u) exp(s) of fields x and parameters u to second order in h, where s goes as
+h^2 (`isokinetic.density_shift`). The marginal density of u is multiplied by exp(S(u)), with S(u) = E[s | u]. If the
+curvatures of many modes depend on u, this moves the mean of u, though the error of each mode is negligible.
+
+Let v = R^-1 (u - mean) be independent combinations of unit variance, for the covariance R R^T of u. To first order
+S(u) = b v up to a constant, where a regression of s on v gives b, the shift of v in standard deviations. Chains of the
+density p(x, u) exp(-b v) have draws of p to first order. An estimate of b with an error e is multiplied by
+b^2 / (b^2 + e^2), which minimises the mean square of the remainder.
+
+The parameters u are whitened. Their prior is standard normal, so that the corrected density is normalisable.
+
+The tuning is too short for an estimate: b and e both grow as the root of the number of modes. `sample` therefore
+estimates b where its draws show a bias, discards them, and starts the chains over with the correction. It never changes
+while draws are kept. The remainder is estimated in the same way, from s - b v.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from pmwd_dist.infer.chain.diagnostics import ess_mean
+from pmwd_dist.infer.model import Position, Posterior
+
+
+def correction(position: Position, posterior: Posterior, slopes: Mapping[str, Array]) -> Array:
+    """The term that is added to the log density, linear in the whitened parameters of a position."""
+    white = posterior.white(position)
+    return sum((slopes[name] * u for name, u in white.items()), jnp.zeros(()))
+
+
+def estimate(chain: Any, priors: Mapping[str, Any]) -> dict[str, float]:
+    """Slopes of the correction of each whitened parameter, from the draws of mixed chains.
+
+    Args:
+      chain: `Chain` of MCLMC, whose density shift includes the correction that it was drawn with.
+      priors: priors of the parameters, by name.
+    """
+    # A draw at a bound in floating-point precision is infinitely far away.
+    white = [np.clip(np.asarray(priors[name].inverse(x), float), -8, 8) for name, x in chain.parameters.items()]
+    u, s = np.stack([x.ravel() for x in white]), np.asarray(chain.density_shift, float).ravel()
+    u, s = u - u.mean(axis=1, keepdims=True), s - s.mean()
+    root = np.linalg.cholesky(u @ u.T / s.size + 1e-12 * np.diag(np.mean(u**2, axis=1)))
+    v = np.linalg.solve(root, u)
+    b = v @ s / s.size
+    products = [x.reshape(white[0].shape) for x in v * (s - b @ v)]
+    error = np.array([np.std(x) / math.sqrt(ess_mean(x)) for x in products])
+    shrunk = b**3 / np.maximum(b**2 + error**2, 1e-300)
+    return dict(zip(chain.parameters, (-np.linalg.solve(root.T, shrunk)).tolist(), strict=True))
