@@ -19,6 +19,7 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.cosmology.growth import growth_rate as growth_rate
     from pmwd_dist.cosmology.growth import growth_table as growth_table
     from pmwd_dist.cosmology.linear_power import linear_power as linear_power
+    from pmwd_dist.cosmology.parameters import with_dark_energy as with_dark_energy
     from pmwd_dist.cosmology.parameters import with_neutrinos as with_neutrinos
     from pmwd_dist.io.compilation_cache import enable_compilation_cache as enable_compilation_cache
     from pmwd_dist.io.snapshot import load_initial_conditions as load_initial_conditions
@@ -74,7 +75,7 @@ __all__ = [
     "growth", "growth_rate", "growth_table", "halo_pad", "halo_reduce", "infer", "linear_modes", "linear_power",
     "load_initial_conditions", "load_snapshot", "lpt", "native_available", "nbody", "observe", "pfft3d", "pifft3d",
     "pirfft3d", "plot", "power_spectrum", "prfft3d", "save_snapshot", "snapshot_density", "white_noise",
-    "with_neutrinos"
+    "with_dark_energy", "with_neutrinos"
 ]  # fmt: skip
 
 

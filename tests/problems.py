@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -250,7 +251,20 @@ def expansion(cosmo: Any, a: Any) -> Any:
     matter = cosmo.Omega_c + cosmo.Omega_b
     dark = 1 - matter - cosmo.Omega_k - radiation(cosmo, 1.0)
     w = a ** (-3 * (1 + cosmo.w0 + cosmo.wa)) * np.exp(-3 * cosmo.wa * (1 - a))
+    if (table := getattr(cosmo, "w_table", None)) is not None:
+        w = np.interp(np.log(a), *_dark_density(tuple(map(tuple, table))))
     return np.sqrt(matter * a**-3 + cosmo.Omega_k * a**-2 + dark * w + radiation(cosmo, a))
+
+
+@cache
+def _dark_density(table: tuple[tuple[float, float], ...]) -> tuple[np.ndarray, np.ndarray]:
+    """ln a, and the density of dark energy with w of a table, by the trapezoidal rule."""
+    x = np.linspace(math.log(1e-5), math.log(2), 2**18)
+    (a0, w0), (a1, w1) = table[-2:]
+    nodes, values = np.transpose([*table, (9.0, w1 + (9.0 - a1) * (w1 - w0) / (a1 - a0))])
+    w = np.interp(np.exp(x), nodes, values)
+    integral = np.append(0, np.cumsum((w[1:] + w[:-1]) / 2 * np.diff(x)))
+    return x, np.exp(-3 * (integral - np.interp(0.0, x, integral) + x))
 
 
 def growth(cosmo: Any, a: np.ndarray) -> dict[str, np.ndarray]:

@@ -1,6 +1,8 @@
-"""Expansion of the universe: E^2 and its slope, from a short vector of parameters."""
+"""Expansion of the universe: E^2 and its slope, from its parameters."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -9,46 +11,87 @@ from pmwd_dist.cosmology.parameters import Parameters
 from pmwd_dist.cosmology.radiation import fermi_dirac
 
 
-def background(cosmo: Parameters) -> Array:
-    """Parameters of the expansion: Omega_k and the density of dark energy [Omega_cb], w0 and wa.
+class Background(NamedTuple):
+    """Parameters of the expansion; densities are those of today [Omega_cb].
 
-    With radiation also its density [Omega_cb], and with massive neutrinos the part of neutrinos without their mass, and
-    their mass over their temperature.
+    Args:
+      curvature, dark_energy: densities.
+      w: equation of state of dark energy, (w0, wa) or pairs of scale factor and w.
+      radiation: density of photons and of neutrinos if they had no mass, or None.
+      neutrinos: part of neutrinos in `radiation` where they have mass, and their mass over their temperature, or None.
     """
+
+    curvature: Array
+    dark_energy: Array
+    w: Array
+    radiation: Array | None = None
+    neutrinos: Array | None = None
+
+
+def background(cosmo: Parameters) -> Background:
+    """Parameters of the expansion of a cosmology."""
     matter = cosmo.Omega_cb
-    values = [cosmo.Omega_k / matter, cosmo.Omega_de / matter, cosmo.w0, cosmo.wa]
-    if cosmo.n_eff is not None:
-        photons, neutrinos = cosmo.radiation
-        values += [(photons + neutrinos) / matter]
-        values += [] if cosmo.m_nu is None else [neutrinos / matter, cosmo.mass_over_temperature]
-    return jnp.stack(values)
+    w = jnp.stack([cosmo.w0, cosmo.wa]) if cosmo.w_table is None else cosmo.w_table
+    found = Background(cosmo.Omega_k / matter, cosmo.Omega_de / matter, w)
+    if cosmo.n_eff is None:
+        return found
+    photons, neutrinos = cosmo.radiation
+    found = found._replace(radiation=(photons + neutrinos) / matter)
+    if cosmo.m_nu is None:
+        return found
+    return found._replace(neutrinos=jnp.stack([neutrinos / matter, cosmo.mass_over_temperature]))
 
 
-def expansion(of: Array, x: Array) -> tuple[Array, Array, Array]:
-    """E^2 / (Omega_cb a^-3), E'/E + 3/2 and m - 3/2 at x = ln a, without cancellation; of: see `background`."""
-    curvature, dark_energy, w0, wa, *radiation = of
+def expansion(of: Background, x: Array) -> tuple[Array, Array, Array]:
+    """E^2 / (Omega_cb a^-3), E'/E + 3/2 and m - 3/2 at x = ln a, without cancellation."""
     a = jnp.exp(x)
-    curvature, dark_energy = curvature * a, dark_energy * jnp.exp(-3 * ((w0 + wa) * x + wa * (1 - a)))
+    w, integral = _equation_of_state(of.w, a, x)
+    curvature, dark_energy = of.curvature * a, of.dark_energy * jnp.exp(-3 * integral)
     square = 1 + curvature + dark_energy
-    slope = curvature - 3 * (w0 + wa * (1 - a)) * dark_energy
+    slope = curvature - 3 * w * dark_energy
     others = curvature + dark_energy
-    if radiation:
-        density, slopes = _radiation(radiation, a)
+    if of.radiation is not None:
+        density, slopes = _radiation(of.radiation, of.neutrinos, a)
         square, slope, others = square + density, slope + slopes, others + density
     return square, slope / (2 * square), -1.5 * others / square
 
 
-def _radiation(radiation: list[Array], a: Array) -> tuple[Array, Array]:
+def _equation_of_state(w: Array, a: Array, x: Array) -> tuple[Array, Array]:
+    """w and its integral over ln a from a = 1.
+
+    A table is linear in a between its nodes and beyond the last one, and constant before the first one.
+    """
+    if w.ndim == 1:
+        w0, wa = w
+        return w0 + wa * (1 - a), (w0 + wa) * x + wa * (1 - a)
+    nodes, values = w.T
+    slope = jnp.diff(values) / jnp.diff(nodes)
+    start = values[:-1] - slope * nodes[:-1]  # at a = 0
+    ends = jnp.append(nodes[1:-1], jnp.inf)
+    low, high, slope, start = (jnp.reshape(y, (1,) * a.ndim + (-1,)) for y in (nodes[:-1], ends, slope, start))
+
+    def integral(a: Array) -> Array:
+        """From the first node."""
+        inside = jnp.clip(a[..., None], low, high)
+        terms = start * jnp.log(inside / low) + slope * (inside - low)
+        return jnp.sum(terms, -1) + values[0] * jnp.log(jnp.minimum(a / nodes[0], 1))
+
+    integrated = integral(a) - integral(jnp.ones((1,) * a.ndim, a.dtype))
+    return jnp.interp(a, nodes, values, right="extrapolate"), integrated
+
+
+def _radiation(radiation: Array, neutrinos: Array | None, a: Array) -> tuple[Array, Array]:
     """Density of photons and neutrinos over cold matter, and its slope with ln a."""
-    density = radiation[0] / a
-    if len(radiation) == 1:
+    density = radiation / a
+    if neutrinos is None:
         return density, -density
-    _, neutrinos, mass = radiation
+    massless, mass = neutrinos
     excess, slope = fermi_dirac(mass * a)
-    excess = (excess - 1) * neutrinos / a  # by their mass
-    return density + excess, -density - excess + slope * neutrinos / a
+    excess = (excess - 1) * massless / a  # by their mass
+    return density + excess, -density - excess + slope * massless / a
 
 
-def at_equality(of: Array, x: Array) -> Array:
+def at_equality(of: Background, x: Array) -> Array:
     """u - 1 for u = D1 / a of Meszaros (1974): 2/3 of the density of radiation over matter."""
-    return 2 / 3 * of[4] * jnp.exp(-x)
+    assert of.radiation is not None
+    return 2 / 3 * of.radiation * jnp.exp(-x)

@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
@@ -17,7 +18,7 @@ from pmwd_dist._jax.arithmetic import rows
 from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.derivatives import forward_derivatives
 from pmwd_dist.cosmology import collocation, neutrinos
-from pmwd_dist.cosmology.expansion import at_equality, background, expansion
+from pmwd_dist.cosmology.expansion import Background, at_equality, background, expansion
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters, check_numbers, parameters
 
 # Nodes of the tables in ln a, including a = 1.
@@ -181,8 +182,8 @@ def hermite(t: Array, y0: Array, y1: Array, m0: Array, m1: Array) -> Array:
 def growth_table(cosmo: Cosmology | GrowthTable) -> GrowthTable:
     """Tabulate growth and expansion of a cosmology, from a = 1e-4 to a = 2; a table is returned as it is.
 
-    The universe is flat or curved, with dark energy w(a) = w0 + wa (1 - a), and with radiation and neutrinos where the
-    cosmology has them (`with_neutrinos`). The equations are in `GrowthTable`.
+    The universe is flat or curved, with dark energy w(a) = w0 + wa (1 - a) or of a table (`with_dark_energy`), and with
+    radiation and neutrinos where the cosmology has them (`with_neutrinos`). The equations are in `GrowthTable`.
     Differentiable in the parameters.
 
     Raises:
@@ -220,20 +221,21 @@ def parameters_of(cosmo: Cosmology | GrowthTable) -> Parameters:
 @partial(jax.jit, static_argnames="order")
 def _tabulate(cosmo: Parameters, order: int) -> GrowthTable:
     of = background(cosmo)
-    factors = forward_derivatives(partial(_factors, order=order))(of)
+    values, pack = ravel_pytree(of)
+    factors = forward_derivatives(lambda values: _factors(pack(values), order))(values)
     if cosmo.m_nu is None:
         return GrowthTable(cosmo, factors)
     return GrowthTable(cosmo, factors, neutrinos.linear_response(of, cosmo.Omega_cb))
 
 
-def _factors(of: Array, order: int) -> Array:
+def _factors(of: Background, order: int) -> Array:
     """The growth factors at the nodes of the table.
 
     With L D2 - m D2 = S and D2 = D1 g, (a^2 E D1^2 g')' = a^2 E D1 S: two first-order equations, one after the other.
     The factors of third order are solved alike. All unknowns are relative to their powers of a, and the matrices act on
     differences from an Einstein-de Sitter universe.
     """
-    dtype = of.dtype
+    dtype = of.w.dtype
     square, h, m = expansion(of, jnp.asarray(collocation.nodes(), dtype))
     E = jnp.sqrt(square)
 
@@ -245,7 +247,7 @@ def _factors(of: Array, order: int) -> Array:
     # With radiation, u and v are differences from the solution of Meszaros, which holds for radiation and matter.
     slope = jnp.asarray(collocation.inverse(2.5), dtype)
     value = jnp.asarray(collocation.inverse(0.0) @ collocation.inverse(2.5), dtype)
-    early = at_equality(of, jnp.asarray(collocation.nodes(), dtype)) if len(of) > 4 else None
+    early = at_equality(of, jnp.asarray(collocation.nodes(), dtype)) if of.radiation is not None else None
     source = m - h if early is None else m - h + (1.5 + m) * early
     y = collocation.solve_volterra(h[:, None] * slope + (h - m)[:, None] * value, source)
     v, u = collocation.matmul(slope, y), 1 + collocation.matmul(value, y)
@@ -268,18 +270,18 @@ def _factors(of: Array, order: int) -> Array:
     )
 
 
-def _at_table_nodes(of: Array, linear: Array, q: Array, p: Array) -> Array:
+def _at_table_nodes(of: Background, linear: Array, q: Array, p: Array) -> Array:
     """The growth factors over a^n, with two derivatives, from values at the nodes of collocation.
 
     One formula with coefficients for each factor: a formula for each factor is a kernel to compile for each.
 
     Args:
-      of: parameters of the expansion, see `background`.
+      of: parameters of the expansion.
       linear: u = D1 / a and its slope.
       q: D / (a^n u) for each factor, D / a^n for the last one.
       p: q' + (n - 1) q for each factor, q' + 3 q for the last one.
     """
-    x = jnp.asarray(_NODES, of.dtype)
+    x = jnp.asarray(_NODES, of.w.dtype)
     known = collocation.matmul(collocation.interpolation(_NODES), jnp.concatenate([linear, q, p]).T).T
     u, v, (q, p) = known[:1], known[1:2], (known[2 : 2 + len(q)], known[2 + len(q) :])
     n, has_u, rate, square, cube, mixed = np.array(_COEFFICIENTS[: len(q)], float).T[..., None].astype(x.dtype)

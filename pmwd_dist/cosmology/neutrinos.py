@@ -17,13 +17,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.derivatives import forward_derivatives
 from pmwd_dist.cosmology.collocation import solve_volterra
-from pmwd_dist.cosmology.expansion import at_equality, expansion
+from pmwd_dist.cosmology.expansion import Background, at_equality, expansion
 from pmwd_dist.cosmology.radiation import fermi_dirac
 from pmwd_dist.cosmology.transfer import cubic
 
@@ -81,19 +82,20 @@ def _in_time(table: Array, a: Array) -> Array:
     return (1 - t) * table[i] + t * table[i + 1]
 
 
-def linear_response(of: Array, Omega_cb: Array) -> LinearResponse:
-    """The response in a universe with the parameters of `background` and a density of cold matter."""
-    tables = forward_derivatives(_respond)(jnp.concatenate([of, Omega_cb[None]]))
+def linear_response(of: Background, Omega_cb: Array) -> LinearResponse:
+    """The response in a universe with parameters of its expansion and a density of cold matter."""
+    values, pack = ravel_pytree((of, Omega_cb))
+    tables = forward_derivatives(lambda values: _respond(*pack(values)))(values)
     return LinearResponse(tables[0], tables[1], tables[2], tables[3, :, 0])
 
 
-def _respond(values: Array) -> Array:
+def _respond(of: Background, Omega_cb: Array) -> Array:
     """Tables of `LinearResponse`, stacked; the density has the same value at all wavenumbers."""
-    of, Omega_cb, dtype = values[:-1], values[-1], values.dtype
-    neutrinos, mass = of[5], of[6]
+    assert of.neutrinos is not None
+    dtype, (neutrinos, mass) = Omega_cb.dtype, of.neutrinos
     x = jnp.asarray(_X, dtype)
     a = jnp.exp(x)
-    s, path = _paths(of)
+    s, path = _paths(of, mass)
     excess = (fermi_dirac(mass * a)[0] - 1) * neutrinos / a  # density of neutrinos by their mass, over cold matter
     speed = 1 / (a**2 * jnp.sqrt(a**-3 * expansion(of, x)[0]))  # ds / d ln a
     weight = jnp.asarray(np.where(np.arange(len(_X)) == 0, 0.5, 1) * _STEP, dtype)
@@ -121,15 +123,15 @@ def _respond(values: Array) -> Array:
     return jnp.stack([growth, slope, (source / cold).T, density])
 
 
-def _paths(of: Array) -> tuple[Array, Array]:
+def _paths(of: Background, mass: Array) -> tuple[Array, Array]:
     """s sqrt(Omega_cb) and the free path at the nodes, 0 at the last one, by Simpson's rule."""
-    x = jnp.asarray(_STEP / 2 * np.arange(-2 * _BELOW, 2 * _ABOVE + 1), of.dtype)
+    x = jnp.asarray(_STEP / 2 * np.arange(-2 * _BELOW, 2 * _ABOVE + 1), mass.dtype)
     a = jnp.exp(x)
     speed = 1 / (a**2 * jnp.sqrt(a**-3 * expansion(of, x)[0]))
-    rates = jnp.stack([speed, speed * a / jnp.sqrt((of[6] * a) ** 2 + _MOMENTUM**2)])
+    rates = jnp.stack([speed, speed * a / jnp.sqrt((mass * a) ** 2 + _MOMENTUM**2)])
     steps = _STEP / 6 * (rates[:, :-1:2] + 4 * rates[:, 1::2] + rates[:, 2::2])
     past = jnp.cumsum(steps[:, ::-1], axis=1)[:, ::-1]
-    s, path = -jnp.concatenate([past, jnp.zeros((2, 1), of.dtype)], axis=1)
+    s, path = -jnp.concatenate([past, jnp.zeros((2, 1), mass.dtype)], axis=1)
     return s, path
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from types import SimpleNamespace
 from typing import Any, Protocol, TypeGuard
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arrays import as_array
@@ -45,8 +45,8 @@ class Cosmology(Protocol):
     """Any object with these attributes of a `jax_cosmo.Cosmology`.
 
     Matter is cold, there is no radiation, and gravity is general relativity. The optional attributes `n_eff` and `m_nu`
-    add photons and neutrinos, see `with_neutrinos`. Other attributes that change growth or matter, such as `Omega_r` or
-    `gamma`, must be 0 or None; `gamma` must be None.
+    add photons and neutrinos, see `with_neutrinos`, and `w_table` a table of w, see `with_dark_energy`. Other
+    attributes that change growth or matter, such as `Omega_r` or `gamma`, must be 0 or None; `gamma` must be None.
     """
 
     @property
@@ -93,7 +93,8 @@ class Cosmology(Protocol):
 class Parameters(eqx.Module):
     """The parameters of a cosmology, as a pytree without caches.
 
-    Without `n_eff` there is no radiation, and without `m_nu` neutrinos have no mass.
+    Without `n_eff` there is no radiation, and without `m_nu` neutrinos have no mass. `w_table` holds pairs of scale
+    factor and w of dark energy, in place of w0 and wa.
     """
 
     Omega_c: Array
@@ -106,6 +107,7 @@ class Parameters(eqx.Module):
     wa: Array
     m_nu: Array | None = None
     n_eff: Array | None = None
+    w_table: Float[Array, "nodes 2"] | None = None
 
     @property
     def Omega_cb(self) -> Array:
@@ -169,6 +171,35 @@ def with_neutrinos(cosmo: Cosmology, *, m_nu: ArrayLike | None = None, n_eff: Ar
     return parameters(changed)
 
 
+def with_dark_energy(
+    cosmo: Cosmology, a: ArrayLike | Sequence[ArrayLike], w: ArrayLike | Sequence[ArrayLike]
+) -> Parameters:
+    """A cosmology with a table of the equation of state w(a) of dark energy, in place of w0 and wa; a pytree.
+
+    w is linear in a between the nodes and after the last, and constant before the first. Growth and
+    distances are differentiable in it.
+
+    Args:
+      cosmo: cosmology.
+      a: scale factors of the nodes, ascending.
+      w: equation of state at the nodes.
+
+    Raises:
+      ValueError: the cosmology lacks a parameter, or a table with fewer than two nodes, unsorted or not finite.
+
+    Examples:
+      >>> cosmo = pmd.with_dark_energy(jax_cosmo.Planck15(), [0.3, 0.7, 1.0], [-0.8, -0.9, -1.0])
+    """
+    nodes, values = as_array(a), as_array(w)
+    if nodes.ndim != 1 or nodes.shape != values.shape:
+        constraint = f"has shape {values.shape}, and a has {nodes.shape}"
+        raise ArgumentError("w", w, constraint, "pass two equal 1-D arrays", show_value=False)
+    table = jnp.stack([nodes, values], 1)
+    changed: Any = SimpleNamespace(**vars(parameters(cosmo)) | {"w0": jnp.interp(1.0, nodes, values), "wa": 0.0})
+    changed.w_table = table if isinstance(table, Tracer) else np.asarray(table)
+    return parameters(changed)
+
+
 _REQUIRED = [field.name for field in fields(Parameters) if field.default is MISSING]
 
 
@@ -188,7 +219,9 @@ def parameters(cosmo: Cosmology) -> Parameters:
         raise ValueError(
             f"cosmo={type(cosmo).__name__} lacks {', '.join(missing)}; pass a jax_cosmo.Cosmology or a similar object"
         )
-    found = Parameters(*(_number(name, getattr(cosmo, name)) for name in _REQUIRED), **_neutrinos(cosmo))
+    w_table = _checked_table(getattr(cosmo, "w_table", None))
+    numbers = (_number(name, getattr(cosmo, name)) for name in _REQUIRED)
+    found = Parameters(*numbers, **_neutrinos(cosmo), w_table=w_table)
     if not isinstance(cosmo, Parameters):
         for name in sorted({*filter(_OTHERS.fullmatch, dir(cosmo))} - {field.name for field in fields(Parameters)}):
             if found.n_eff is None or not re.fullmatch(_DERIVED, name):
@@ -206,6 +239,21 @@ def _neutrinos(cosmo: Cosmology) -> dict[str, Array]:
     if "m_nu" in given:
         given.setdefault("n_eff", N_EFF)
     return {name: _number(name, value) for name, value in given.items()}
+
+
+def _checked_table(value: Any) -> Array | None:
+    """A table of w, checked; values on a device, or traced, are not."""
+    if value is None:
+        return None
+    table = as_array(value)
+    good = table.ndim == 2 and table.shape[1] == 2 and len(table) > 1
+    if good and not isinstance(value, jax.Array):
+        a, w = np.asarray(value, float).T
+        good = a[0] > 0 and (np.diff(a) > 0).all() and np.isfinite(w).all()
+    if not good:
+        constraint = "must hold two or more pairs of a and w, finite, with positive scale factors a that ascend"
+        raise ArgumentError("cosmo.w_table", value, constraint, show_value=False)
+    return table
 
 
 def _is_number(value: Any) -> TypeGuard[float]:

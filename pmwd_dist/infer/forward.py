@@ -51,7 +51,7 @@ Observable = Callable[[Particles, Array, Mapping[str, ArrayLike], GrowthTable, C
 
 
 COSMOLOGY = ("Omega_m", "A_s", *(field.name for field in fields(Parameters)))
-_OF_GROWTH = {"Omega_m", "Omega_c", "Omega_b", "Omega_k", "w0", "wa"}
+_OF_GROWTH = {"Omega_m", "Omega_c", "Omega_b", "Omega_k", "w0", "wa", "w_table"}
 
 
 class ForwardModel(eqx.Module):
@@ -286,6 +286,8 @@ def cosmology_at(
 ) -> tuple[Parameters, GrowthTable]:
     """The cosmology with these parameters and fiducial ones, and its growth table, recomputed only if it changes."""
     changes = {name: parameters[name] for name in COSMOLOGY if name in parameters}
+    if fiducial.w_table is not None and (unused := sorted(changes.keys() & {"w0", "wa"})):
+        raise ArgumentError(unused[0], None, "has no effect beside the w_table of the cosmology", "leave it out")
     if "m_nu" in changes and fiducial.n_eff is None:
         changes["n_eff"] = jnp.asarray(N_EFF)
     total = changes.pop("Omega_m", None)

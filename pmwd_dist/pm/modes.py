@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
+from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 from jaxtyping import Array, Complex, Float, Real
@@ -242,19 +243,21 @@ def _coloured_jvp(config: Config, transfer: str, primals: Any, tangents: Any) ->
     moving = {name: x for name, x in vars(by_cosmo).items() if not (x is None or isinstance(x, SymbolicZero))}
     shape = linear.SHAPE_PARAMETERS if cosmo.m_nu is None else vars(cosmo).keys() - {"sigma8"}
     names = [name for name in vars(cosmo) if name in shape and name in moving]
+    values, pack = ravel_pytree({name: getattr(cosmo, name) for name in names})
+    changes, _ = ravel_pytree({name: moving[name] for name in names})
 
     def log_power(values: Array) -> Array:
-        return _log_power(replace(cosmo, **dict(zip(names, values, strict=True))), config, transfer)
+        return _log_power(replace(cosmo, **pack(values)), config, transfer)
 
     if names:
-        table, slopes = value_and_jacobian(log_power, jnp.stack([getattr(cosmo, name) for name in names]))
+        table, slopes = value_and_jacobian(log_power, values)
     else:
         table, slopes = _log_power(cosmo, config, transfer), ()
     modes = colour(noise, table, config)
     tangent = jnp.zeros_like(modes) if isinstance(by_noise, SymbolicZero) else colour(by_noise, table, config)
     if names or "sigma8" in moving:
         by_sigma8 = 2 * moving["sigma8"] / cosmo.sigma8 if "sigma8" in moving else jnp.zeros(())
-        change = by_sigma8, [(moving[name], slope) for name, slope in zip(names, slopes, strict=True)]
+        change = by_sigma8, list(zip(changes, slopes, strict=True))
         tangent += _colour_tangent(noise, table, change, config)
     return modes, tangent
 

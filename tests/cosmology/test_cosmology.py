@@ -74,6 +74,52 @@ def test_scale_factor_inverts_growth() -> None:
         np.testing.assert_allclose(table.scale_factor(table.D1(A)), A, rtol=1e-12)
 
 
+def test_a_table_of_w_is_that_of_w0_and_wa() -> None:
+    plain, a = UNIVERSES["curved w0wa"], np.geomspace(0.005, 1, 5)
+    tables = pmd.growth_table(plain), pmd.growth_table(pmd.with_dark_energy(plain, a, -1.1 + 0.3 * (1 - a)))
+    for quantity, rtol in {"E": 1e-14, "D1": 1e-6, "D2": 1e-6, "D3": 1e-6, "dD1": 1e-5}.items():
+        expected, found = (getattr(table, quantity)(A) for table in tables)
+        np.testing.assert_allclose(found, expected, rtol=rtol, err_msg=quantity)
+    expected, found = (pmd.comoving_distance(A[:-2], table) for table in tables)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("rest", [{}, {"n_eff": 3.0, "m_nu": 0.3}])
+def test_a_table_of_w_matches_scipy_and_differences(rest: dict[str, float]) -> None:
+    a = np.linspace(0.1, 1, 12)
+    cosmo = problems.cosmology(w_table=np.stack([a, -0.9 + 0.1 * np.sin(4 * a)], 1), **rest)
+    table, expected, x = pmd.growth_table(cosmo), problems.growth(cosmo, A[2:]), jnp.asarray(cosmo.w_table)
+    np.testing.assert_allclose(table.E(A), problems.expansion(cosmo, A), rtol=1e-8)
+    for quantity in ("D1", "dD1") if rest else ("D1", "dD1", "D2", "dD2", "D3", "dD3"):
+        # The collocation takes its nodes as smooth.
+        np.testing.assert_allclose(getattr(table, quantity)(A[2:]), expected[quantity], rtol=5e-5, err_msg=quantity)
+
+    def observed(w: Any) -> jax.Array:
+        changed = pmd.with_dark_energy(cosmo, a, w)
+        return jnp.stack(
+            [pmd.growth(0.3, changed), pmd.linear_power(0.1, changed), pmd.comoving_distance(0.2, changed)]
+        )
+
+    step = 1e-4 * jnp.eye(len(a))[6]
+    difference = (observed(x[:, 1] + step) - observed(x[:, 1] - step)) / 2e-4
+    slopes = jax.jit(jax.jacrev(observed))(x[:, 1])
+    np.testing.assert_allclose(slopes[:, 6], difference, rtol=1e-6, atol=1e-9 * float(jnp.max(jnp.abs(slopes))))
+
+
+@pytest.mark.parametrize(
+    ("a", "w", "message"),
+    [
+        ([0.5], [-1.0], r"cosmo.w_table must hold two or more pairs"),
+        ([0.5, 0.3], [-1.0, -1.0], r"positive scale factors a that ascend"),
+        ([0.5, 1.0], [-1.0, np.nan], r"finite"),
+        ([0.5, 1.0], -1.0, r"w has shape \(\), and a has \(2,\); pass two equal"),
+    ],
+)
+def test_a_wrong_table_of_w_is_named(a: Any, w: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        pmd.with_dark_energy(problems.cosmology(), a, w)
+
+
 def test_growth_in_float32_keeps_its_digits() -> None:
     with jax.enable_x64(False):
         table = pmd.growth_table(problems.cosmology())

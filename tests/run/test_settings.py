@@ -346,6 +346,17 @@ def test_a_cosmology_beyond_the_transfer_functions_is_named(file: Path):
     assert not build(read(file, ["cosmology.omega_m=1.0", "cosmology.linear_power=eisenstein-hu"])).power_warnings()
 
 
+def test_a_table_of_w_takes_the_place_of_w0(file: Path):
+    table = "cosmology.w_table=[[0.3, -0.8], [0.6, -0.95], [1.0, -1.0]]"
+    settings = read(file, [table])
+    assert "w_table = [[0.3, -0.8], [0.6, -0.95], [1.0, -1.0]]" in to_toml(settings)
+    expected = pmd.with_dark_energy(build(read(file)).cosmo, [0.3, 0.6, 1.0], [-0.8, -0.95, -1.0])
+    a = np.array([0.2, 0.5, 0.8])
+    np.testing.assert_array_equal(pmd.growth(a, build(settings).cosmo), pmd.growth(a, expected))
+    assert "cosmology.w0 = -0.9: has no effect beside" in problems(file, table, "cosmology.w0=-0.9")[0]
+    assert "must hold two or more pairs [a, w]" in problems(file, "cosmology.w_table=[[1.0, -1.0], [0.5, -1.0]]")[0]
+
+
 def test_a_normalised_table_in_other_units_is_known_by_its_shape(file: Path):
     k = np.geomspace(1e-4, 50, 512)
     power = build(read(file)).linear_power(k)

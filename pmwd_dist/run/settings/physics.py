@@ -319,10 +319,11 @@ def cosmology_of(settings: Settings) -> Cosmology:
         n_s=values.n_s,
         sigma8=values.sigma8,
         Omega_k=values.omega_k,
-        w0=values.w0,
+        w0=values.w0 if values.w_table is None else float(np.interp(1.0, *np.transpose(values.w_table))),
         wa=values.wa,
         m_nu=values.m_nu or None,
         n_eff=values.n_eff,
+        w_table=values.w_table,
     )
     cosmo = cast("Cosmology", found)
     if values.m_nu:

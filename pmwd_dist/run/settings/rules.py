@@ -54,6 +54,11 @@ def _times_and_cosmology(settings: Settings) -> Rules:
         f"cosmology.wa = {cosmology.wa}: must be less than {-cosmology.w0:g}, as with w0 + wa >= 0 dark energy "
         "dominates early; for example 0.0",
     )
+    for name in ("w0", "wa"):
+        yield (
+            cosmology.w_table is not None and getattr(cosmology, name) != type(cosmology).model_fields[name].default,
+            f"cosmology.{name} = {getattr(cosmology, name)}: has no effect beside cosmology.w_table; leave it out",
+        )
     yield (
         cosmology.normalise and cosmology.table is None,
         "cosmology.normalise = true: needs cosmology.linear_power as a file; without one P(k) has the sigma8 given",

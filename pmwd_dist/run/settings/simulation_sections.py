@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
@@ -24,6 +25,7 @@ from pmwd_dist.run.settings.section import (
     about,
     absolute,
     duration,
+    list_to_tuple,
     one_or_several,
 )
 
@@ -64,6 +66,14 @@ def _power_path(value: str, info: ValidationInfo) -> str:
     return value if value in TRANSFERS else absolute(value, info)
 
 
+def _ascending(pairs: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+    if len(pairs) < 2 or any(high <= low for (low, _), (high, _) in pairwise(((0.0, 0.0), *pairs))):
+        raise ValueError("must hold two or more pairs [a, w], with positive scale factors a that ascend")
+    return pairs
+
+
+_Pair = Annotated[tuple[float, float], BeforeValidator(list_to_tuple)]
+_Pairs = Annotated[tuple[_Pair, ...], BeforeValidator(list_to_tuple), AfterValidator(_ascending)]
 _Power = Annotated[str, AfterValidator(_power_path)]
 Redshift = Annotated[float, Field(gt=-1)]
 Redshifts = Annotated[tuple[Redshift, ...], BeforeValidator(one_or_several), AfterValidator(_distinct)]
@@ -104,6 +114,11 @@ class Cosmology(Section):
     omega_k: float = about("curvature density today, per critical density", 0.0, gt=-1, lt=1)
     w0: float = about("dark-energy equation of state today", -1.0, gt=-3, lt=0)
     wa: float = about("its derivative: w(a) = w0 + wa (1 - a)", 0.0, gt=-5, lt=3)
+    w_table: _Pairs | None = about(
+        "dark-energy equation of state as pairs [a, w], linear in a between them, in place of w0 and wa",
+        None,
+        [[0.3, -0.8], [0.6, -0.95], [1.0, -1.0]],
+    )
     A_s: float | None = about(
         "amplitude of the primordial power at k = 0.05/Mpc, in place of sigma8", None, 2.1e-9, gt=0
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,7 @@ def compare_gradient(simulation: SimulationSetup) -> list[Comparison]:
     config = simulation.config
 
     def loss(values: dict[str, Array], noise: Array, direction: Array) -> tuple[Array, Status]:
-        table = growth_table_to(config.lpt_order, Parameters(**{k: x for k, x in values.items() if k != _NOISE}))
+        table = growth_table_to(config.lpt_order, Parameters(**own | {k: x for k, x in values.items() if k != _NOISE}))
         total = noise + values[_NOISE] * direction
         modes = linear_modes(total, table, config, linear_power=simulation.power, f_nl=simulation.f_nl)
         start, factor = lpt(modes, table, config), simulation.potential_factor
@@ -67,8 +67,9 @@ def compare_gradient(simulation: SimulationSetup) -> list[Comparison]:
 
     with jax.enable_x64(True):
         noises = [white_noise(jax.random.key(simulation.seed + i), config) for i in (0, 1)]
-        given = vars(parameters(simulation.cosmo)).items()
-        values = {_NOISE: jnp.zeros(())} | {name: jnp.asarray(float(x)) for name, x in given if x is not None}
+        own: dict[str, Any] = vars(parameters(simulation.cosmo))
+        numbers = {name: jnp.asarray(float(x)) for name, x in own.items() if x is not None and x.ndim == 0}
+        values = {_NOISE: jnp.zeros(())} | numbers
         gradient, status = jax.jit(jax.grad(loss, has_aux=True))(values, *noises)
         status.raise_if_failed()
         run = jax.jit(loss)
