@@ -78,6 +78,16 @@ class GrowthTable(eqx.Module):
         """Linear growth factor."""
         return self.at(a).D1
 
+    def linear(self, k: ArrayLike, a: ArrayLike) -> tuple[Array, Array]:
+        """Linear growth factor and rate of cold matter at wavenumbers [h/Mpc] and one scale factor.
+
+        They depend on k with massive neutrinos, and are numbers without them.
+        """
+        now, response = self.at(a), self.response
+        if response is None:
+            return now.D1, now.dD1 / now.D1
+        return now.D1 * response.cold(k, a) / response.cold(k, 1.0), now.dD1 / now.D1 + response.rate(k, a)
+
     def D2(self, a: ArrayLike) -> Array:
         """Second-order growth factor."""
         return self.at(a).D2

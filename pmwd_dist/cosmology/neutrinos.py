@@ -69,9 +69,8 @@ class LinearResponse(eqx.Module):
         return self.force(k, a) / (1 + _in_time(self.density, jnp.asarray(a)))
 
     def _at(self, table: Array, k: ArrayLike, a: ArrayLike) -> Array:
-        k = as_array(k, table.dtype)
-        t = jnp.log(jnp.ravel(k) / _LEAST) / math.log(_RATIO)
-        return jnp.reshape(cubic(_in_time(table, as_array(a, table.dtype)), t), k.shape)
+        t = jnp.log(as_array(k, table.dtype) / _LEAST) / math.log(_RATIO)
+        return cubic(_in_time(table, as_array(a, table.dtype)), t)
 
 
 def _in_time(table: Array, a: Array) -> Array:

@@ -307,11 +307,12 @@ def kaiser_factor(
     bias: Any, table: GrowthTable, config: Config, line_of_sight: tuple[float, float, float] | None
 ) -> Array:
     """(b + f mu^2) D1 at `a_stop`, with mu the cosine between wavevector and line of sight (Kaiser 1987)."""
-    D1 = table.D1(config.a_stop)
+    k = wavevectors(config)
+    growth, rate = table.linear(jnp.sqrt(k[0] ** 2 + k[1] ** 2 + k[2] ** 2), config.a_stop)
     if line_of_sight is None:
-        return bias * D1
-    mu2, _ = cosine_moments(wavevectors(config), config.particle_shape, config.box_size, line_of_sight)
-    return (bias + table.dD1(config.a_stop) / D1 * mu2) * D1
+        return bias * growth
+    mu2, _ = cosine_moments(k, config.particle_shape, config.box_size, line_of_sight)
+    return (bias + rate * mu2) * growth
 
 
 def wavevectors(config: Config) -> tuple[Array, Array, Array]:

@@ -128,7 +128,8 @@ def limber_power(
     slabs = np.linspace(float(edges[0]), far, _SLABS + 1)
     weights = lensing_weights(tuple(map(float, slabs)), table, source)
     middle = jnp.asarray((slabs[1:] + slabs[:-1]) / 2, dtype=float)
-    across, D1 = transverse_distance(middle, table), table.D1(scale_factor_at(middle, table))
+    across, a = transverse_distance(middle, table), scale_factor_at(middle, table)
     k = (jnp.asarray(ell, dtype=float).reshape(-1)[:, None] + 0.5) / across[None]
-    each = jnp.asarray(power(k.ravel()), dtype=float).reshape(k.shape) * (weights * D1 / across)[None] ** 2
+    growth = jax.vmap(lambda k, a: jnp.broadcast_to(table.linear(k, a)[0], k.shape), (1, 0), 1)(k, a)
+    each = jnp.asarray(power(k.ravel()), dtype=float).reshape(k.shape) * (growth * (weights / across)[None]) ** 2
     return jnp.sum(each, axis=1) / float(slabs[1] - slabs[0])

@@ -27,6 +27,7 @@ from pmwd_dist.pm.lpt_fields import PAIRS
 from pmwd_dist.pm.modes import LinearPower, local_transfer, log_transfer, potential
 from pmwd_dist.pm.paint import cic_paint
 from pmwd_dist.pm.particles import Particles
+from pmwd_dist.pm.potential_factor import on_modes, tabulate
 
 _NONLINEAR = ("b2", "bs2", "bnabla2", "bphidelta")
 _PRIMORDIAL = ("bphi", "bphidelta")
@@ -104,7 +105,10 @@ def bias_weights(
     table, transfer = growth_table_to(config.lpt_order, cosmo), jnp.zeros((), modes.real.dtype)
     if {*_PRIMORDIAL} & {*used}:
         transfer = log_transfer(table, config, linear_power).astype(transfer.dtype)
-    return _bias_weights(modes, values, transfer, table.D1(at), config, used=used, radius=radius)
+    growth = table.D1(at)
+    if table.response is not None:
+        growth = tabulate(lambda k, a: table.linear(k, a)[0], jnp.asarray(at, growth.dtype), config)
+    return _bias_weights(modes, values, transfer, growth, config, used=used, radius=radius)
 
 
 def _is_zero(value: Any) -> bool:
@@ -148,6 +152,8 @@ def _bias_weights(
         phi = modes
         if {*_PRIMORDIAL} & {*used}:
             phi = potential(modes * jnp.exp(-k2 * radius**2 / 2), local_transfer(transfer, config))
+        if growth.ndim > 0:  # by wavenumber
+            growth = on_modes(growth, config, config.particle_shape)
         modes = modes * (growth * jnp.exp(-k2 * radius**2 / 2))
         weights = jnp.ones(decomposition.block(config.particle_shape), dtype)
         for value, field in zip(values, _operators(modes, phi, k2, used, config), strict=True):

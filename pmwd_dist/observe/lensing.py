@@ -43,8 +43,9 @@ def lensing_weights(
 ) -> Float[Array, " shells"]:
     """Convergence per unit of the overdensity of each shell.
 
-    The integral over the shell of 3/2 Omega_m (H0/c)^2 f(x) / a int n(y) f(y - x) / f(y) dy, with the transverse
-    distance f (Bartelmann & Schneider 2001, eq. 6.18). Matter beyond the last shell is not included.
+    The integral over the shell of 3/2 Omega_cb (H0/c)^2 f(x) / a int n(y) f(y - x) / f(y) dy, with the transverse
+    distance f (Bartelmann & Schneider 2001, eq. 6.18). Matter beyond the last shell, and the
+    clustering of massive neutrinos, are not included.
 
     Args:
       shells: light cone, or edges of its shells in comoving distance [Mpc/h].
@@ -88,7 +89,7 @@ def _weights(distance: Array, share: Array, table: GrowthTable, *, shells: Shell
     whole = integrals(low, length, of_all)
     parts = integrals(low[i], inside, lambda x: share[:, None] * each(x, distance[:, None]))
     total = first @ whole[0] + slope @ whole[1] + first[:, i] @ parts[0] + slope[:, i] @ parts[1]
-    return 1.5 * table.cosmo.Omega_m / HUBBLE_DISTANCE**2 * total
+    return 1.5 * table.cosmo.Omega_cb / HUBBLE_DISTANCE**2 * total
 
 
 def _sources(source: Source, table: GrowthTable, nearest: float) -> tuple[Array, Array]:

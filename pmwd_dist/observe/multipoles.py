@@ -142,13 +142,12 @@ def kaiser_multipoles(
       >>> theory = observe.kaiser_multipoles(lambda k: pmd.linear_power(k, cosmo), cosmo, config, bias=1.9)
     """
     inputs.check_config(config)
-    now = growth_table_to(config.lpt_order, cosmo).at(config.a_stop if a is None else inputs.scale_factor(a))
-    k = mesh_nodes(config)
+    k, at = mesh_nodes(config), inputs.scale_factor(config.a_stop if a is None else a)
+    growth, rate = growth_table_to(config.lpt_order, cosmo).linear(k, at)
     b = bias(jnp.asarray(k)) if callable(bias) else bias
-    amplitude = jnp.sqrt(jnp.asarray(power(jnp.asarray(k)))) * now.D1
-    growth_rate = now.dD1 / now.D1 if line_of_sight is not None else 0.0
+    amplitude = jnp.sqrt(jnp.asarray(power(jnp.asarray(k)))) * growth
     n = direction("z" if line_of_sight is None else line_of_sight)
-    fields = jnp.stack([b * amplitude, growth_rate * amplitude])
+    fields = jnp.stack([b * amplitude, (0.0 if line_of_sight is None else rate) * amplitude])
     return _kaiser_multipoles(fields, config, n=n, poles=_checked_poles(poles))
 
 

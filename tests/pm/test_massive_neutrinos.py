@@ -11,6 +11,7 @@ import problems
 import pytest
 
 import pmwd_dist as pmd
+from pmwd_dist import infer
 
 
 @pytest.mark.parametrize("order", [1, 2])
@@ -46,3 +47,35 @@ def test_derivatives_by_masses_match_differences_on_all_devices() -> None:
     difference = (value(0.3 + 1e-2, configs[0]) - value(0.3 - 1e-2, configs[0])) / 2e-2
     np.testing.assert_allclose(slope, difference, rtol=1e-3)
     np.testing.assert_allclose(value(0.3, configs[0]), value(0.3, configs[1]), rtol=1e-6)
+
+
+def test_linear_theory_of_observables_grows_by_wavenumber() -> None:
+    """As the particles of first-order LPT do: displacements are linear, and momenta are the shift by velocities."""
+    n, box = 8, 1500.0
+    config = pmd.Config(box, n, a_stop=0.5, lpt_order=1, decomposition=(1, 1))
+    table = pmd.growth_table(pmd.with_neutrinos(problems.cosmology(), m_nu=0.6))
+    noise = problems.smooth_field(np.random.default_rng(1), (n, n, n))
+    particles = pmd.lpt(pmd.linear_modes(noise, table, config), table, config, a=0.5)
+    k = problems.wavevectors((n, n, n), (box, box, box))
+    shift = np.asarray(particles.vel[..., 2]) / (0.25 * float(table.E(0.5)))
+    psi = [*np.moveaxis(np.asarray(particles.disp), -1, 0), shift]
+    fields = [np.fft.ifftn(-1j * q * np.fft.fftn(x)).real for q, x in zip([*k, k[2]], psi, strict=True)]
+    density, moved = sum(fields[:3]), sum(fields)
+
+    modes, rtol = pmd.linear_modes(noise, table, config), 1e-3 * np.abs(moved).max()
+    weights = pmd.observe.bias_weights(modes, pmd.observe.LagrangianBias(b1=1.0), table, config)
+    np.testing.assert_allclose(weights - 1, density, atol=rtol)
+    linear = infer.LinearField(config, table.cosmo, line_of_sight="z")
+    np.testing.assert_allclose(linear(noise, {}) - 1, moved, atol=rtol)
+
+    def power(k: Any) -> jax.Array:
+        return pmd.linear_power(k, table)
+
+    real, shifted = (
+        pmd.observe.kaiser_multipoles(power, table, config, line_of_sight=line, poles=(0,)) for line in (None, "z")
+    )
+    some, D, f = np.asarray(real.modes) > 0, *table.linear(real.k, 0.5)
+    # Bins are means over shells of wavenumbers.
+    np.testing.assert_allclose(real.power[0][some] / power(real.k[some]) / D[some] ** 2, 1, rtol=0.05)
+    ratio = shifted.power[0][some] / real.power[0][some]
+    np.testing.assert_allclose(ratio[-1], 1 + 2 / 3 * f[some][-1] + f[some][-1] ** 2 / 5, rtol=0.02)

@@ -123,7 +123,9 @@ def growth_line(simulation: SimulationSetup) -> str:
         if cosmo.m_nu is None:
             return "with radiation"
         streaming = "linear response, linear growth right to 0.1 %, suppression of P(k) to 0.5 % for 0.15 eV to k = 0.6"
-        return f"with radiation and neutrinos of {float(cosmo.m_nu):.3g} eV in {streaming} h/Mpc"
+        left_out = f"; maps lack their clustering, at most {100 * float(cosmo.Omega_nu / cosmo.Omega_cb):.2g} %"
+        maps = "" if simulation.light_cone is None else left_out
+        return f"with radiation and neutrinos of {float(cosmo.m_nu):.3g} eV in {streaming} h/Mpc{maps}"
     radiation = (PHOTONS + N_EFF * MASSLESS) / float(cosmo.h) ** 2 / float(cosmo.Omega_m)
     error = 100 * (((a + 2 / 3 * radiation) / a / (1 + 2 / 3 * radiation)) ** 2 - 1)
     return f"without radiation, which lowers P(k) at a = {a:g} by {error:.2g} %; cosmology.n_eff = {N_EFF} adds it"

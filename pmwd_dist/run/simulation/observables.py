@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import growth
+from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.observe.bias import LagrangianBias, bias_weights, tracer_density
 from pmwd_dist.observe.bispectrum import bispectrum, bispectrum_edges, tree_bispectrum
 from pmwd_dist.observe.counts import expected_counts, weighted_overdensity
@@ -24,7 +24,7 @@ from pmwd_dist.observe.interlacing import interlaced_density
 from pmwd_dist.observe.multipoles import Multipoles, kaiser_multipoles, power_multipoles
 from pmwd_dist.observe.pdf import one_point_pdf
 from pmwd_dist.observe.redshift_space import redshift_space
-from pmwd_dist.parallel.fft import pirfft3d
+from pmwd_dist.parallel.fft import fftfreq3d, pirfft3d
 from pmwd_dist.pm.modes import linear_modes
 from pmwd_dist.pm.noise import noise_of
 from pmwd_dist.pm.paint import density as painted
@@ -203,13 +203,15 @@ def _bispectrum(section: observables.Bispectrum, view: View) -> Table:
     # One mesh with the cells of a cold lattice has aliases of half the signal.
     density = interlaced_density(view.particles, config)
     found = bispectrum(density, config, edges=edges, triangles=section.triangles)
-    tree = tree_bispectrum(lambda k: np.nan_to_num(simulation.linear_power(k)), edges, found.shells)
+    tree = tree_bispectrum(
+        lambda k: np.nan_to_num(simulation.linear_power(k) * _growth(view, k) ** 2), edges, found.shells
+    )
     some = np.asarray(found.triangles) > 0
     columns = {f"k{i + 1}": np.asarray(found.k)[:, i] for i in range(3)}
     columns |= {
         "B": found.bispectrum,
         "error of B": found.scatter,
-        "tree level": tree * float(growth(view.a, simulation.cosmo)) ** 4,
+        "tree level": tree,
         "Q": found.reduced,
         "triangles": found.triangles,
     }
@@ -218,12 +220,18 @@ def _bispectrum(section: observables.Bispectrum, view: View) -> Table:
     return Table(f"bispectrum of the density, {section.triangles} triangles, z = {view.z}", columns, units)
 
 
+def _growth(view: View, k: Any) -> Array:
+    """Linear growth factor at wavenumbers [h/Mpc]."""
+    return growth_table_to(2, view.simulation.cosmo).linear(k, view.a)[0]
+
+
 def _cross(section: observables.Cross, view: View) -> Table:
     del section  # the linear field is the only reference
     # The linear field is known on the lattice of the particles.
     config = view.simulation.config
     config = replace(config, mesh_shape=config.particle_shape, halo="auto")
-    modes = _modes(view.simulation) * growth(view.a, view.simulation.cosmo)
+    k = fftfreq3d(config.particle_shape, config.decomposition, config.box_size)
+    modes = _modes(view.simulation) * _growth(view, jnp.sqrt(k[0] ** 2 + k[1] ** 2 + k[2] ** 2))
     reference = pirfft3d(modes, config.particle_shape, config.decomposition)
     found = cross_power(painted(view.particles, config), reference, config, deconvolve=(True, False))
     some = np.asarray(found.modes) > 0

@@ -127,11 +127,9 @@ def measure(density: Array, simulation: SimulationSetup, z: float) -> Table:
     spectrum, a = power_spectrum(density, simulation.config), 1 / (1 + z)
     table = growth_table_to(2, simulation.cosmo)
     # linear_power is singular at k = 0, the mean wavenumber of a bin without modes.
-    k, growth, total = np.maximum(np.asarray(spectrum.k, float), 1e-8), float(table.D1(a)), None
-    linear = simulation.linear_power(k) * growth**2
-    if (response := table.response) is not None:
-        linear = linear * np.asarray(response.cold(k, a) / response.cold(k, 1.0)) ** 2
-        total = np.asarray(spectrum.power * response.total(k, a) ** 2)
+    k, response = np.maximum(np.asarray(spectrum.k, float), 1e-8), table.response
+    linear = simulation.linear_power(k) * np.asarray(table.linear(k, a)[0], float) ** 2
+    total = None if response is None else np.asarray(spectrum.power * response.total(k, a) ** 2)
     return results.spectrum_table(spectrum, linear, shot_noise(simulation.config), total)
 
 
