@@ -81,6 +81,18 @@ def cubic(nodes: Array, t: Array) -> Array:
     return b + 0.5 * t * (c - a + t * (2 * a - 5 * b + 4 * c - d + t * (3 * (b - c) + d - a)))
 
 
+def _sound_horizon(w_m: Array, w_b: Array, m: dict[float, Array]) -> tuple[Array, ...]:
+    """Equality (redshift, wavenumber), the drag epoch (redshift, baryons over photons), and the sound horizon."""
+    z_eq = 2.5e4 * w_m * _THETA**-4  # (2)
+    k_eq = 7.46e-2 * w_m * _THETA**-2  # (3)
+    b_1 = 0.313 * m[-0.419] * (1 + 0.607 * m[0.674])
+    b_2 = 0.238 * m[0.223]
+    z_d = 1291 * m[0.251] / (1 + 0.659 * m[0.828]) * (1 + b_1 * w_b**b_2)  # (4)
+    R_d, R_eq = (31.5 * w_b * _THETA**-4 * (1e3 / z) for z in (z_d, z_eq))  # (5)
+    logarithm = jnp.log((jnp.sqrt(1 + R_d) + jnp.sqrt(R_d + R_eq)) / (1 + jnp.sqrt(R_eq)))
+    return z_eq, k_eq, z_d, R_d, 2 / (3 * k_eq) * jnp.sqrt(6 / R_eq) * logarithm  # (6)
+
+
 def _with_sound_horizon(k: Array, Omega_c: Array, Omega_b: Array, h: Array) -> tuple[Array, Array]:
     """Transfer function and sound horizon [Mpc] of Eisenstein & Hu; numbers of their equations in brackets.
 
@@ -92,15 +104,7 @@ def _with_sound_horizon(k: Array, Omega_c: Array, Omega_b: Array, h: Array) -> t
     k = k * h
     m = dict(zip(_EXPONENTS, w_m ** jnp.asarray(_EXPONENTS, k.dtype), strict=True))  # m[p] = w_m^p
 
-    # Equality, the drag epoch, the sound horizon and Silk damping
-    z_eq = 2.5e4 * w_m * _THETA**-4  # (2)
-    k_eq = 7.46e-2 * w_m * _THETA**-2  # (3)
-    b_1 = 0.313 * m[-0.419] * (1 + 0.607 * m[0.674])
-    b_2 = 0.238 * m[0.223]
-    z_d = 1291 * m[0.251] / (1 + 0.659 * m[0.828]) * (1 + b_1 * w_b**b_2)  # (4)
-    R_d, R_eq = (31.5 * w_b * _THETA**-4 * (1e3 / z) for z in (z_d, z_eq))  # (5)
-    logarithm = jnp.log((jnp.sqrt(1 + R_d) + jnp.sqrt(R_d + R_eq)) / (1 + jnp.sqrt(R_eq)))
-    s = 2 / (3 * k_eq) * jnp.sqrt(6 / R_eq) * logarithm  # (6)
+    z_eq, k_eq, z_d, R_d, s = _sound_horizon(w_m, w_b, m)
     k_silk = 1.6 * w_b**0.52 * m[0.73] * (1 + 10.4**-0.95 * m[-0.95])  # (7)
 
     def T_0(alpha_c: ArrayLike, beta_c: ArrayLike) -> Array:  # (19)
