@@ -8,7 +8,6 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.infer.chain.chain import Chain as Chain
     from pmwd_dist.infer.chain.chain import Progress as Progress
     from pmwd_dist.infer.chain.diagnostics import energy_errors as energy_errors
-    from pmwd_dist.infer.chain.diagnostics import energy_table as energy_table
     from pmwd_dist.infer.chain.diagnostics import ess_bulk as ess_bulk
     from pmwd_dist.infer.chain.diagnostics import ess_mean as ess_mean
     from pmwd_dist.infer.chain.diagnostics import ess_tail as ess_tail
@@ -54,7 +53,7 @@ __all__ = [
     "ArrayFileError", "Chain", "Check", "Convergence", "ForceError", "ForceReference", "Gaussian",
     "LagrangianGalaxies", "LinearField", "LogNormal", "Model", "Normal", "Poisson", "Posterior", "Progress",
     "ShapeNoise", "Simulation", "TuningProgress", "Uniform", "as_getdist", "check_fit", "check_prior",
-    "energy_errors", "energy_table", "ess_bulk", "ess_mean", "ess_tail", "evaluations_per_ess", "force_error",
+    "energy_errors", "ess_bulk", "ess_mean", "ess_tail", "evaluations_per_ess", "force_error",
     "force_reference", "hmc", "load_chain", "maximise", "mclmc", "numpyro_position", "nuts", "rhat", "sample",
     "save_arviz", "step_bias", "summary", "train_force"
 ]  # fmt: skip

@@ -302,9 +302,8 @@ class Posterior(eqx.Module):
 
     @on_auto_axes
     def observe(self, position: Position, slope: Position) -> tuple[Array, Array]:
-        """Observations of a gradient for the adaptation (`Preconditioner.observe`); empty without one."""
-        if self.preconditioner is None:
-            return jnp.zeros(0), jnp.zeros(0)
+        """Observations of a gradient for the adaptation (`Preconditioner.observe`)."""
+        assert self.preconditioner is not None
         return self.preconditioner.observe(position, slope, self.parameters(position))
 
     def moved(self, position: Position, other: Posterior) -> Position:

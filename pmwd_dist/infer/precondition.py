@@ -35,7 +35,6 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.config import Config
 from pmwd_dist.infer.forward import of_shape
 from pmwd_dist.infer.preconditioner_adaptation import BANDS, CLASSES, Adaptation, Observations, bands, mode_counts
 from pmwd_dist.infer.priors import unwhiten
@@ -138,12 +137,11 @@ class Preconditioner(eqx.Module):
     def observe(
         self, position: Mapping[str, Any], slope: Mapping[str, Any], parameters: Mapping[str, ArrayLike]
     ) -> tuple[Float[Array, " n"], Array]:
-        """Packed `Observations` from a gradient of the log density at a position; empty without an adaptation.
+        """Packed `Observations` from a gradient of the log density at a position, with an adaptation.
 
         The second array is x + d log p / dx for the noise x, where the adaptation estimates the mean of the noise.
         """
-        if self.adaptation is None:
-            return jnp.zeros(0), jnp.zeros(0)
+        assert self.adaptation is not None
         scaled, config = position["parameters"], self.model.config
         decomposition = config.decomposition
         width, mean, _ = self._moments(scaled, parameters, follow=self.adaptation.mean is not None)
@@ -269,10 +267,3 @@ def wiener(
 
 def _complex(real: Array) -> Any:
     return jnp.result_type(real.dtype, jnp.complex64)
-
-
-def filtered(field: Array, factor: Array, config: Config) -> Float[Array, "nx ny nz"]:
-    """A field on the lattice, its modes multiplied by a real factor."""
-    decomposition = config.decomposition
-    modes = prfft3d(field, decomposition) * factor.astype(field.dtype)
-    return pirfft3d(modes, config.particle_shape, decomposition)

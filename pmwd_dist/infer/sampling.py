@@ -47,7 +47,7 @@ from pmwd_dist.infer.samplers.isokinetic import IntegratorState, density_shift
 from pmwd_dist.infer.samplers.methods import Method, check_method, transition
 from pmwd_dist.infer.tuning import discretisation_bias
 from pmwd_dist.infer.tuning.loop import ChainTuning, TuningProgress, begin, check_share
-from pmwd_dist.infer.tuning.schedule import SHORTEST, Schedule
+from pmwd_dist.infer.tuning.schedule import Schedule
 from pmwd_dist.infer.tuning.step_size import ENERGY_VARIANCE
 from pmwd_dist.io.arrays import Arrays
 from pmwd_dist.parallel.distributed import from_main, raise_on_all_processes, to_host
@@ -88,8 +88,8 @@ def sample(
       positions: first positions, with a leading axis of chains, such as jax.vmap(posterior.initial)(keys).
       key: random key.
       steps: number of steps of each chain after tuning, a multiple of thin * chunk.
-      method: "mclmc", which accepts all steps; "adjusted-mclmc" or "hmc", which accept or reject trajectories; or
-        "nuts", whose trajectories end where they turn. It is tuned as "hmc" and needs blackjax.
+      method: "mclmc", which accepts all steps; "hmc", which accepts or rejects trajectories; or "nuts", whose
+        trajectories end where they turn. It is tuned as "hmc" and needs blackjax.
       energy_variance: target variance of the energy error of a step of MCLMC, per dimension.
       output: folder of the chain. A chain of another model there is an error; functions are compared by their names.
       tuning_steps: number of tuning steps before sampling.
@@ -120,7 +120,7 @@ def sample(
     """
     check_method(method)
     _check_positions(posterior, positions)
-    _check_numbers(key, steps, thin, chunk, tuning_steps, most_failures)
+    _check_numbers(key, steps, thin, chunk, most_failures)
     adapts = adaptation.start(posterior) is not None
     schedule = Schedule(positions, tuning_steps, method, energy_variance, adapts)
     how = {"method": method, "energy_variance": energy_variance, "tuning_steps": tuning_steps, "thin": thin}
@@ -139,8 +139,7 @@ def sample(
     if not (resumed := _resumed(run, folder)):
         chains = ChainTuning(tune_key, run, posterior, schedule, folder, spmd_axis_name, tuning_listener)
         with _compiled_beside(advance, run_key, run):
-            resumed = chains.tune(), Restarts()
-        chains.failures.check(most_failures)
+            resumed = chains.tune(most_failures), Restarts()
         folder.write_state(pack(resumed[0], 0, resumed[1]))
         _tell(listener, resumed[0], 0, {}, 0)
     run, restarts = resumed
@@ -205,11 +204,8 @@ def _with(run: Run, factor: float, slopes: dict[str, float]) -> Run:
     nothing = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), run.moments)
     tuning = tuning._replace(step_size=np.asarray(tuning.step_size * factor))
     correction = {name: np.asarray((x + slopes[name]) * factor**2) for name, x in old.items()}
-    return run._replace(
-        tuning=placed(tuning, run.tuning),
-        moments=placed(nothing, run.moments),
-        correction=placed(correction, run.correction),
-    )
+    new = placed((tuning, nothing, correction), (run.tuning, run.moments, run.correction))
+    return run._replace(**dict(zip(("tuning", "moments", "correction"), new, strict=True)))
 
 
 def _warned(chain: Chain, method: Method, energy_variance: float) -> Chain:
@@ -246,15 +242,14 @@ def _check_positions(posterior: Posterior, positions: Any) -> None:
         raise ArgumentError("positions['noise'].dtype", kind.name, "must be of floating-point numbers", remedy)
 
 
-def _check_numbers(key: Any, steps: int, thin: int, chunk: int, tuning_steps: int, most_failures: float) -> None:
-    """Raise ValueError unless these are whole chunks, a key, enough steps to tune, and a share."""
+def _check_numbers(key: Any, steps: int, thin: int, chunk: int, most_failures: float) -> None:
+    """Raise ValueError unless these are whole chunks, a key, and a share."""
     for name, value in (("thin", thin), ("chunk", chunk), ("steps", steps)):
         whole_number(value, name, least=1)
     if steps % (thin * chunk):
         raise ArgumentError("steps", steps, f"must be a multiple of thin * chunk = {thin * chunk}")
     if not hasattr(key, "dtype"):
         raise ArgumentError("key", key, "must be a key of jax.random", "for example jax.random.key(0)")
-    whole_number(tuning_steps, "tuning_steps", least=SHORTEST)
     if not most_failures <= 1:
         raise ArgumentError("most_failures", most_failures, "must be a share of the steps, 1 at most")
 
@@ -327,20 +322,15 @@ def _advance(
     posterior = posterior.adapted(run.adaptation)
     chains, config = run.states.logdensity.shape[0], posterior.model.config
     added = partial(discretisation_bias.correction, posterior=posterior, slopes=run.correction)
-
-    def logdensity(position: Position) -> Array:
-        value = posterior.logdensity(position)
-        return value + added(position).astype(value.dtype)
-
-    options: dict[str, Any] = {"logdensity": logdensity, "method": method, "tuning": run.tuning}
-    options |= {"agree": config.decomposition.equal_copies}
+    options: dict[str, Any] = {"logdensity": lambda z: posterior.logdensity(z) + added(z), "method": method}
+    options |= {"tuning": run.tuning, "agree": config.decomposition.equal_copies}
     seen = scales.scales_of(config)
 
     def shift(state: IntegratorState) -> Array:
         if method != "mclmc":
             return jnp.zeros_like(state.logdensity)
         shift = density_shift(state, jnp.asarray(run.tuning.step_size), run.tuning.inverse_mass_matrix)
-        return shift + added(state.position).astype(shift.dtype)
+        return shift + added(state.position)
 
     def once(states: IntegratorState, key: Array) -> Any:
         one = partial(transition, fraction=jax.random.uniform(jax.random.fold_in(key, chains)), **options)
@@ -354,7 +344,7 @@ def _advance(
         for i in range(chains):
             moments = moments.add(noise[i])
         kept = {f"parameter/{name}": x for name, x in jax.vmap(posterior.parameters)(states.position).items()}
-        kept |= {"logdensity": states.logdensity - jax.vmap(added)(states.position).astype(states.logdensity.dtype)}
+        kept |= {"logdensity": states.logdensity - jax.vmap(added)(states.position)}
         kept |= {"density_shift": jax.vmap(shift)(states)}
         kept |= jax.vmap(lambda x: scales.band_statistics(x, seen, config), spmd_axis_name=axis)(noise)
         return (states, moments), (kept, each)

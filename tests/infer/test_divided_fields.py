@@ -43,7 +43,7 @@ def drawn(key: Any, position: Any, posterior: infer.Posterior) -> Any:
     options = {"inverse_mass_matrix": {"noise": 1.0, "parameters": {"b1": 0.1}}, "doublings": 3}
 
     def once(state: Any, key: Any) -> Any:
-        return nuts.step(key, state, posterior.logdensity, step_size=0.2, **options)[:2]
+        return nuts.step(key, state, posterior.logdensity, step_size=0.2, **options)
 
     state = nuts.init(key, position, posterior.logdensity)
     return jax.lax.scan(once, state, jax.random.split(key, 2))[0].position

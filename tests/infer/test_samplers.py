@@ -48,8 +48,7 @@ def test_states_keep_their_types() -> None:
     density = lambda x: -0.5 * jnp.sum(x**2)  # noqa: E731
     x, trajectory = jnp.ones(10, jnp.float32), {"num_integration_steps": 2, "step_size": 0.5}
     mclmc_step = partial(mclmc.step, L=10.0, step_size=0.5)
-    steps = (mclmc_step, mclmc.init), (partial(mclmc.adjusted_step, **trajectory), mclmc.init)
-    for step, init in (*steps, (partial(hmc.step, **trajectory), hmc.init)):
+    for step, init in ((mclmc_step, mclmc.init), (partial(hmc.step, **trajectory), hmc.init)):
         state = init(jax.random.key(0), x, density)
         keys = jax.random.split(jax.random.key(1), 2)
         after, _ = jax.lax.scan(lambda s, k, step=step: step(k, s, density), state, keys)
@@ -91,32 +90,24 @@ def test_mclmc_agrees_with_blackjax_step_by_step(monkeypatch: pytest.MonkeyPatch
     assert np.abs(state.position["noise"] - begin()["noise"]).max() > 0.5
 
 
-def test_adjusted_mclmc_and_hmc_agree_with_blackjax(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hmc_agrees_with_blackjax(monkeypatch: pytest.MonkeyPatch) -> None:
     """From one momentum, the same acceptance."""
     position = jax.tree.map(lambda x: 0.5 * x, begin())
-    direction = trees.unit_vector(jax.random.key(3), begin())
-    momentum = trees.scale(4.0, direction)
-    monkeypatch.setattr(trees, "unit_vector", lambda key, tree: direction)
-    monkeypatch.setattr(blackjax.mcmc.adjusted_mclmc, "generate_unit_vector", lambda key, tree: direction)
+    momentum = trees.scale(4.0, trees.unit_vector(jax.random.key(3), begin()))
     monkeypatch.setattr(trees, "normal_like", lambda key, tree: momentum)
     monkeypatch.setattr(blackjax.mcmc.metrics, "generate_gaussian_noise", lambda *_, **__: momentum)
-    state = mclmc.init(jax.random.key(0), position, logdensity)
+    state = hmc.init(jax.random.key(0), position, logdensity)
     reference = blackjax.mcmc.hmc.init(position, logdensity)
-    key, mass = jax.random.key(4), jnp.linspace(0.8, 1.3, 14)
-    ours = {"num_integration_steps": 3, "inverse_mass_matrix": ravel_pytree(begin())[1](mass)}
 
     @jax.jit
     @partial(jax.vmap, in_axes=(None, 0))
-    def rates(key: Any, longer: Any) -> Any:
-        _, adjusted = mclmc.adjusted_step(key, state, logdensity, step_size=longer * 1.5, **ours)
-        theirs = blackjax.mcmc.adjusted_mclmc.build_kernel()
-        _, expected = theirs(key, reference, logdensity, longer * 1.5, (3,), mass)
-        _, simple = hmc.step(key, state, logdensity, step_size=longer * 0.4, **(ours | {"inverse_mass_matrix": 1.0}))
-        _, verlet = blackjax.mcmc.hmc.build_kernel()(key, reference, logdensity, longer * 0.4, jnp.ones(14), 3)
-        return (adjusted.acceptance_rate, simple.acceptance_rate), (expected.acceptance_rate, verlet.acceptance_rate)
+    def rates(key: Any, size: Any) -> Any:
+        _, ours = hmc.step(key, state, logdensity, step_size=size, num_integration_steps=3)
+        _, theirs = blackjax.mcmc.hmc.build_kernel()(key, reference, logdensity, size, jnp.ones(14), 3)
+        return ours.acceptance_rate, theirs.acceptance_rate
 
-    one, other = rates(key, jnp.linspace(0.5, 3, 11))
-    assert all(((rate > 0.001) & (rate < 0.99)).any() for rate in one), one
+    one, other = rates(jax.random.key(4), 0.4 * jnp.linspace(0.5, 3, 11))
+    assert ((one > 0.001) & (one < 0.99)).any(), one
     same(one, other)
 
 
@@ -130,9 +121,9 @@ def test_nuts_agrees_with_blackjax(monkeypatch: pytest.MonkeyPatch) -> None:
         theirs, expected = kernel(
             key, blackjax.mcmc.hmc.HMCState(state.position, *state[2:]), logdensity, size, jnp.ones(14)
         )
-        ours, info, steps = nuts.step(key, state, logdensity, step_size=size)
+        ours, info = nuts.step(key, state, logdensity, step_size=size)
         moved = expected.energy - 0.5 * trees.dot(expected.momentum, expected.momentum) + state.logdensity
-        numbers = info.acceptance_rate, info.energy_change, steps
+        numbers = info.acceptance_rate, info.energy_change, info.gradients
         own = ours.position, *ours[2:]
         return (own, numbers, ours), (tuple(theirs), (expected.acceptance_rate, moved, expected.num_integration_steps))
 
@@ -161,7 +152,6 @@ def test_steps_of_hmc_are_exact_for_a_normal_part(step_size: float, monkeypatch:
         inverse_mass_matrix={"noise": 0.25, "b": 2.0},
         normal_precision={"noise": 3.0, "b": 0.0},
     )
-    assert info.is_accepted
     np.testing.assert_allclose(info.energy_change, 0, atol=1e-12)
     frequency, time = np.sqrt(0.25 * 3), 3 * step_size
     turned = np.cos(frequency * time) * start["noise"] + np.sin(frequency * time) / np.sqrt(3) * momentum["noise"]
@@ -199,14 +189,10 @@ def run(step: Any, state: Any, steps: int, key: Any) -> Any:
     return jax.tree.map(lambda x: x[steps // 2 :].mean(0), jax.lax.scan(once, state, jax.random.split(key, steps))[1])
 
 
-@pytest.mark.parametrize("name", ["mclmc", "adjusted", "hmc", "hmc, normal part", "nuts"])
+@pytest.mark.parametrize("name", ["mclmc", "hmc", "hmc, normal part", "nuts"])
 def test_samplers_have_the_right_variances(name: str) -> None:
     init, step = {
         "mclmc": (mclmc.init, partial(mclmc.step, logdensity=logdensity, L=4.0, step_size=1.0)),
-        "adjusted": (
-            mclmc.init,
-            partial(mclmc.adjusted_step, logdensity=logdensity, num_integration_steps=3, step_size=1.7),
-        ),
         "hmc": (hmc.init, partial(hmc.step, logdensity=logdensity, num_integration_steps=3, step_size=0.5)),
         "nuts": (
             nuts.init,
@@ -315,9 +301,14 @@ def test_a_step_into_a_failed_simulation_is_rejected() -> None:
     assert not info.nonans and info.energy_change == 0
     same((end.position, end.logdensity), (position, state.logdensity))
     assert float(trees.dot(end.momentum, forward)) < 0.999
-    kept, adjusted = mclmc.metropolis(key, state, state._replace(logdensity=-jnp.inf), jnp.asarray(jnp.inf))
-    assert not adjusted.nonans and not adjusted.is_accepted
-    same(kept, state)
+    there = hmc.init(key, {"b": jnp.asarray([2.9, 5.0])}, cut)
+    options: Any = {"num_integration_steps": 5, "step_size": 2.0}
+    for one in jax.random.split(key, 8):
+        kept, of_trajectory = hmc.step(one, there, cut, **options)
+        if not of_trajectory.nonans:
+            break
+    assert of_trajectory.acceptance_rate == 0 and of_trajectory.energy_change == 0
+    same(kept.position, there.position)
 
 
 @pytest.mark.parametrize("failed", [-np.inf, np.nan])
@@ -330,8 +321,8 @@ def test_a_trajectory_of_nuts_ends_where_a_simulation_fails(failed: float) -> No
         state = nuts.init(key, {"b": jnp.asarray([0.9, 0.0])}, cut)
 
         def once(state: Any, key: Any) -> Any:
-            state, info, steps = nuts.step(key, state, cut, step_size=0.3)
-            return state, (state.position["b"][0], state.logdensity, info.nonans, info.energy_change, steps)
+            state, info = nuts.step(key, state, cut, step_size=0.3)
+            return state, (state.position["b"][0], state.logdensity, info.nonans, info.energy_change, info.gradients)
 
         return jax.lax.scan(once, state, jax.random.split(key, 400))[1]
 
@@ -344,7 +335,7 @@ def test_a_trajectory_of_nuts_ends_where_a_simulation_fails(failed: float) -> No
 def test_a_trajectory_of_nuts_with_a_large_error_is_no_failed_simulation() -> None:
     """And a density that is infinite is no place to go to."""
     state = nuts.init(jax.random.key(0), begin(), logdensity)
-    end, info, _ = jax.jit(lambda key: nuts.step(key, state, logdensity, step_size=50.0))(jax.random.key(1))
+    end, info = jax.jit(lambda key: nuts.step(key, state, logdensity, step_size=50.0))(jax.random.key(1))
     assert info.nonans and info.acceptance_rate < 1e-3
     same((end.position, end.logdensity), (state.position, state.logdensity))
 

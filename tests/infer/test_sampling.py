@@ -231,10 +231,10 @@ def test_adjusted_samplers_are_tuned_to_their_acceptance(method: Any, run: tuple
         infer.sample(posterior, starts(posterior), steps=200, output=tmp_path, **options)
 
 
-@pytest.mark.parametrize("method", ["hmc", "adjusted-mclmc", "nuts"])
+@pytest.mark.parametrize("method", ["hmc", "nuts"])
 def test_adjusted_samplers_draw_alike_on_divided_fields_and_gather_none(method: Any) -> None:
     """Trajectories of two chains, as `sample` runs them, on pencils."""
-    step = np.float64(0.5 if method == "adjusted-mclmc" else 0.05)
+    step = np.float64(0.05)
     tuning = Tuning(5 * step, step, {"noise": np.float64(1.0), "parameters": {"b1": np.float64(0.1)}})
 
     @eqx.filter_jit
@@ -460,28 +460,21 @@ def test_failures_of_the_tuning_stop_a_run(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(ChainFolder, "write_state", kill)
     with pytest.raises(KeyboardInterrupt):
         infer.sample(posterior, positions, output=tmp_path / "again", **options)
-    assert written[-1]["failures/000"] > 0
+    assert written[-1][max(name for name in written[-1] if name.startswith("schedule/"))] > 0  # of all failures
     with pytest.raises(SimulationError) as again:
         infer.sample(posterior, positions, output=tmp_path / "again", **options)
     assert str(again.value) == str(whole.value)
 
 
-@pytest.mark.parametrize("method", ["l-bfgs", "adam"])
-def test_the_maximum_keeps_the_parameters(method: Any) -> None:
+def test_the_maximum_keeps_the_parameters() -> None:
     posterior = posterior_of(pdims=(2, 2), b1=infer.Normal(1.5, 0.2))
     start = posterior.model.draw(jax.random.key(3), b1=1.7)
-    best = infer.maximise(posterior, start, steps=250 if method == "adam" else 30, method=method)
+    best = infer.maximise(posterior, start, steps=30)
     variance = 1 / (1 + (1.7 / SIGMA) ** 2)
     expected = variance * 1.7 / SIGMA**2 * (np.asarray(posterior.data) - 1)
-    np.testing.assert_allclose(best.position["noise"], expected, atol=1e-4 if method == "l-bfgs" else 0.02)
+    np.testing.assert_allclose(best.position["noise"], expected, atol=1e-4)
     assert best.position["parameters"] == start["parameters"]
     assert best.logdensity == max(best.history) > best.history[0]
-    if method == "adam":  # the longest waves first, 6 of 64 modes
-        slowly = infer.maximise(posterior, start, steps=500, method=method, anneal=[0.1])
-        np.testing.assert_allclose(slowly.position["noise"], expected, atol=0.02)
-        assert slowly.history[0] + 1 < max(slowly.history[:250]) < slowly.logdensity - 10
-    with pytest.raises(ValueError, match="free='b2' is no parameter; use some of b1"):
-        infer.maximise(posterior, start, free=["b2"])
 
 
 def test_maximising_needs_a_finite_first_density() -> None:
@@ -489,10 +482,8 @@ def test_maximising_needs_a_finite_first_density() -> None:
     start = posterior.model.draw(jax.random.key(3))
     with pytest.raises(ValueError, match="steps=0 must be a whole number, 1 or more"):
         infer.maximise(posterior, start, steps=0)
-    with pytest.raises(ValueError, match="learning_rate=nan must be positive and finite"):
-        infer.maximise(posterior, start, method="adam", learning_rate=np.nan)
     with pytest.raises(SimulationError, match="the log density is not finite at the first position"):
-        infer.maximise(posterior, jax.tree.map(lambda x: x * np.inf, start), steps=1, method="adam")
+        infer.maximise(posterior, jax.tree.map(lambda x: x * np.inf, start), steps=1)
 
 
 @pytest.mark.usefixtures("unchecked")

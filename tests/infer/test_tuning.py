@@ -141,9 +141,8 @@ def test_the_step_size_keeps_the_tail_of_the_energy_errors_below_the_target(tune
     assert np.quantile(variances, 0.9) < 2
 
 
-@pytest.mark.parametrize("method", ["hmc", "adjusted-mclmc"])
-def test_trajectories_are_accepted_at_their_target_and_have_several_lengths(method: Any) -> None:
-    found = Tuned(gaussian, method=method)
+def test_trajectories_are_accepted_at_their_target_and_have_several_lengths() -> None:
+    found = Tuned(gaussian, method="hmc")
     energy = found.energies()
     assert 0.6 < np.mean(np.minimum(1, np.exp(-energy))) < 0.95
     L, size, _ = found.schedule.tuning(found.state)
@@ -160,10 +159,10 @@ def test_an_unstable_block_is_discarded_and_bounds_the_step() -> None:
     )
     step = StepSize(1.0, np.zeros((0, 2)))
     after = after_block(step, 5 * quiet, 1.0, "mclmc", stable=False)
-    assert after.value == 0.5 and after.bound == "unstable steps"
+    assert after.value == 0.5
     for _ in range(20):
         after = after_block(after, 1e-3 * quiet, 1.0, "mclmc", stable=True)
-    assert after.value == pytest.approx(0.8) and after.bound == "unstable steps"
+    assert after.value == pytest.approx(0.8)
     assert after.scaled(1.0, math.inf).largest == math.inf  # other masses, other limits
 
 
@@ -175,7 +174,6 @@ def test_the_step_is_short_enough_for_the_chain_with_the_largest_errors() -> Non
         energy = step.value**3 * factors * rng.standard_normal((4, 20))
         step = after_block(step, energy, 1.0, "mclmc", stable=True)
     assert step.value == pytest.approx(0.5, rel=0.1)
-    assert step.bound == "energy error"
 
 
 def test_the_largest_curvature_bounds_the_step() -> None:
@@ -211,7 +209,6 @@ def test_the_largest_curvature_bounds_the_step() -> None:
     assert np.var(energy) / 4000 < 5e-4
     found = Tuned(gaussian, steps=200, stability=0.02, adapts=True)
     assert found.state.step.value == pytest.approx(0.02 * math.sqrt(CELLS + 1))
-    assert found.state.step.bound == "largest curvature"
     heat, _ = along(3.0 * root / math.sqrt(60))
     assert np.mean(heat[300:]) > 10
     assert longest_step(np.array([np.nan])) == math.inf
@@ -235,7 +232,7 @@ def test_curvatures_are_measured_at_the_extremes_of_each_parameter() -> None:
 
 
 def test_wrong_tunings_are_refused() -> None:
-    with pytest.raises(ValueError, match="steps=39 must be 40 or more to tune"):
+    with pytest.raises(ValueError, match="tuning_steps=39 must be a whole number, 40 or more"):
         Schedule({"u": np.zeros(2)}, 39)
     with pytest.raises(ValueError, match="energy_variance=0 must be positive and finite"):
         Schedule({"u": np.zeros(2)}, 100, energy_variance=0)

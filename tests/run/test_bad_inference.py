@@ -40,10 +40,6 @@ WRONG = {
     "sampler.stepz = 3: unknown key; did you mean sampler.steps?": ["sampler.stepz=3"],
     "sampler.tune = 60: unknown key; did you mean sampler.tuning_steps?": ["sampler.tune=60"],
     'start.begin = "wiener": needs sampler.precondition': ["start.begin=wiener"],
-    "start.map_free: parameters can't be told from the noise where sampler.precondition depends on them": [
-        "start.map_free=['b1']",
-        "sampler.precondition=conditional",
-    ],
     "likelihood.sigma = 0: must be a number greater than 0, or name a file": ["likelihood.sigma=0"],
     "likelihood.k_max: can't be used with a file of likelihood.sigma": [
         "likelihood.sigma=noise.h5:/sigma",
@@ -59,13 +55,11 @@ WRONG = {
     r"priors.b1 = { .* }: has 1.8, 1.8, 1.8 as its median and two deviations from it": [
         'priors.b1={ kind = "normal", mean = 1.8, sd = 1e-18 }'
     ],
-    r"start.map_anneal = \[0.2, 0.1\]: must be positive, and ascend": ["start.map_anneal=[0.2, 0.1]"],
     "priors.sigma8: follows from A_s; leave one of them out": [
         "cosmology.A_s=2e-9",
         'priors.sigma8={ kind = "normal", mean = 0.8, sd = 0.1, low = 0.2 }',
     ],
     "cosmology.f_nl: of an inference, needs a prior": ["cosmology.f_nl=10.0"],
-    "start.map_free: sigma8 has no prior": ["start.map_free=['sigma8']"],
     'model.bias = "lagrangian": is of particles': ["model.bias=lagrangian"],
     r"\[output\]: unknown section; use box, time, .*, data, model": ["output.redshifts=0"],
 }

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from pmwd_dist.config import Config
-from pmwd_dist.infer.chain.diagnostics import energy_table, step_bias, summary
+from pmwd_dist.infer.chain.diagnostics import energy_errors, step_bias, summary
 from pmwd_dist.infer.preconditioner_adaptation import Adaptation
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState
 from pmwd_dist.infer.samplers.methods import Tuning
@@ -64,8 +64,10 @@ class Chain(eqx.Module):
         return summary({f"{kind} at k = {k:g}": x for kind, table in kinds for k, x in table.items()})
 
     def energy_errors(self) -> dict[str, dict[str, float]]:
-        """Moments of the energy errors of the steps, chain by chain and of all (`infer.energy_table`)."""
-        return energy_table(self.energy_change, self.noise_mean.size + len(self.parameters))
+        """`infer.energy_errors` of each chain, "chain 0" and so on, and of "all", which can hide an unstable chain."""
+        dimensions = self.noise_mean.size + len(self.parameters)
+        rows = {f"chain {i}": energy_errors(x[None], dimensions) for i, x in enumerate(self.energy_change)}
+        return rows | {"all": energy_errors(self.energy_change, dimensions)}
 
     def bias(self) -> dict[str, tuple[float, float]]:
         """Discretisation bias of the mean of each parameter, in standard deviations, and its error (`step_bias`)."""
@@ -105,15 +107,7 @@ class Moments(NamedTuple):
 
 
 class Run(NamedTuple):
-    """State of all chains, and the parameters that they share.
-
-    Args:
-      states: state of each chain, with a leading axis of chains.
-      tuning: parameters of the sampler.
-      moments: moments of the white noise over all draws.
-      adaptation: adaptation of the preconditioner, if there is one.
-      correction: slopes of the correction of the discretisation bias, by parameter (`tuning.discretisation_bias`).
-    """
+    """State of all chains, and what they share, with the slopes of `discretisation_bias.correction` by parameter."""
 
     states: IntegratorState
     tuning: Tuning

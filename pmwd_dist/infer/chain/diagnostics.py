@@ -21,7 +21,7 @@ NAMED_BIAS = 0.05  # the bias for which `sample` warns
 _WIDTH = 0.03  # discretisation bias of a standard deviation for which steps are too long
 _CHAIN, _TAIL = 4.0, 30.0  # energy variance per target for which steps are too long: of a chain, and of a part of draws
 _PARTS = 20  # parts of the draws, in the order of a parameter
-_UNMIXED, _FEWEST_EFFECTIVE = 1.1, 40  # split R-hat, and effective draws, of chains that show no bias
+_UNMIXED, _FEWEST_EFFECTIVE = 1.1, 40  # R-hat, and effective draws, of chains that show no bias
 _SHORTER, _AIM = 0.75, 0.8  # factor of unstable steps, and aim relative to the largest bias
 _FEWEST_STEPS = 40  # steps that show the variance of the energy error
 _LEAST_LEFT = 0.2  # smallest share of a variance within chains that are far from one another
@@ -40,17 +40,6 @@ def rhat(x: Chains) -> float:
         return math.inf
     folded = np.abs(x - np.median(x))
     return max(_rhat(_rank_normalise(x)), _rhat(_rank_normalise(folded)))
-
-
-def split_rhat(x: Chains) -> float:
-    """Split R-hat of the draws without ranks (Gelman et al. 2013, 11.4).
-
-    It grows with the distance of chains. R-hat of ranks is limited, to 1.83 for two chains and 1.53 for one of four.
-
-    Raises:
-      ValueError: fewer than four draws, or values that are not finite.
-    """
-    return _rhat(_split(_checked(x)))
 
 
 def ess_bulk(x: Chains) -> float:
@@ -136,13 +125,6 @@ def energy_errors(energy_change: Chains, dimensions: int) -> dict[str, float]:
     }
 
 
-def energy_table(energy_change: Chains, dimensions: int) -> dict[str, dict[str, float]]:
-    """`energy_errors` of each chain, "chain 0" and so on, and of "all": means over chains hide an unstable one."""
-    x = np.asarray(energy_change, float)
-    rows = {f"chain {i}": energy_errors(each[None], dimensions) for i, each in enumerate(x)}
-    return rows | {"all": energy_errors(x, dimensions)}
-
-
 def step_bias(x: Chains, density_shift: Chains) -> tuple[float, float]:
     """First-order discretisation bias of the mean by MCLMC, in standard deviations, and its Monte Carlo error.
 
@@ -206,7 +188,7 @@ def step_errors(chain: Any, energy_variance: float, largest_bias: float = LARGES
         x = np.asarray(draws, float)
         if x.shape[1] < 4 or np.ptp(x) == 0:
             continue
-        if (ratio := split_rhat(x)) > _UNMIXED or ess_mean(x) < _FEWEST_EFFECTIVE:
+        if (ratio := rhat(x)) > _UNMIXED or ess_mean(x) < _FEWEST_EFFECTIVE:
             unmixed.append(f"{name} (R-hat {ratio:.2f}, {ess_mean(x):.0f} effective samples)")
             continue
         square = 0.5 * ((x - x.mean()) / x.std()) ** 2

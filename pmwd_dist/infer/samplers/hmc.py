@@ -17,7 +17,7 @@ from jaxtyping import Array
 
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.samplers import mclmc
-from pmwd_dist.infer.samplers.isokinetic import Agree, IntegratorState, LogDensity, start, unchanged
+from pmwd_dist.infer.samplers.isokinetic import Agree, IntegratorState, LogDensity, Transition, start, unchanged
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 
 init = mclmc.init
@@ -34,7 +34,7 @@ def step(
     inverse_mass_matrix: Any = 1.0,
     normal_precision: Any = 0.0,
     agree: Agree = unchanged,
-) -> tuple[IntegratorState, mclmc.AdjustedInfo]:
+) -> tuple[IntegratorState, Transition]:
     """A trajectory with a new momentum, accepted or rejected: one gradient an integration step.
 
     Args:
@@ -58,7 +58,12 @@ def step(
     end = jax.lax.fori_loop(0, num_integration_steps, once, state._replace(momentum=before))
     # The product rounds less than the squares.
     kinetic = 0.5 * trees.dot(trees.add(end.momentum, -1, before), trees.add(end.momentum, 1, before))
-    return mclmc.metropolis(choice, state, end, kinetic - end.logdensity + state.logdensity, agree)
+    energy = kinetic - end.logdensity + state.logdensity
+    fine, energy = agree((trees.all_finite((end, energy)), energy))
+    rate = jnp.minimum(1, jnp.exp(-jnp.where(fine, energy, jnp.inf)))
+    accepted = jax.random.uniform(choice, dtype=rate.dtype) < rate
+    info = Transition(jnp.where(fine, energy, 0), fine, rate, jnp.asarray(num_integration_steps))
+    return trees.where(accepted, end, state), info
 
 
 def leapfrog(

@@ -15,9 +15,6 @@ from jaxtyping import Array
 
 from pmwd_dist.infer import trees
 
-# Palindromic, of minimal norm (McLachlan 1995): two gradients a step.
-_MCLACHLAN = 0.1931833275037836
-
 LogDensity = Callable[[Any], Array]
 Agree = Callable[[Any], Any]  # makes the copies of numbers equal that several processes hold (`equal_copies`)
 
@@ -30,7 +27,7 @@ def unchanged(numbers: Any) -> Any:
 class IntegratorState(NamedTuple):
     """A point of a trajectory: position, momentum, log density and its gradient, as in blackjax.
 
-    Adjusted samplers draw a new momentum for each trajectory.
+    Samplers with a Metropolis step draw a new momentum for each trajectory.
     After a step of MCLMC the gradient belongs to the kick point beside the position (`langevin_step`).
     """
 
@@ -38,6 +35,23 @@ class IntegratorState(NamedTuple):
     momentum: Any
     logdensity: Array
     logdensity_grad: Any
+
+
+class Transition(NamedTuple):
+    """Statistics of a transition.
+
+    Args:
+      energy_change: energy error, whose variance controls the step size.
+      nonans: false for a failed simulation or a position that is not finite, where the state stays as before; a
+        trajectory of NUTS ends there.
+      acceptance_rate: acceptance probability; for NUTS the mean over a trajectory, for MCLMC 1.
+      gradients: number of gradients.
+    """
+
+    energy_change: Array
+    nonans: Array
+    acceptance_rate: Array
+    gradients: Array
 
 
 def value_and_grad(logdensity: LogDensity, position: Any) -> tuple[Array, Any]:
@@ -53,35 +67,6 @@ def start(position: Any, momentum: Any, logdensity: LogDensity) -> IntegratorSta
     """The state at a position."""
     value, slope = value_and_grad(logdensity, position)
     return IntegratorState(position, momentum, value, slope)
-
-
-def mclachlan_step(
-    state: IntegratorState, step_size: Array, logdensity: LogDensity, inverse_mass_matrix: Any = 1.0
-) -> tuple[IntegratorState, Array]:
-    """One step of McLachlan's integrator, and the change of the kinetic energy.
-
-    Args:
-      state: state before the step.
-      step_size: distance along the trajectory, in units of the root of the inverse mass matrix.
-      logdensity: log density, a function of the position.
-      inverse_mass_matrix: diagonal, a number or a pytree that broadcasts against the position.
-    """
-    root = jax.tree.map(jnp.sqrt, inverse_mass_matrix)
-
-    def kick(state: IntegratorState, weight: Any) -> tuple[IntegratorState, Array]:
-        momentum, change = turn(state.momentum, trees.multiply(state.logdensity_grad, root), weight * step_size)
-        return state._replace(momentum=momentum), change
-
-    def kick_and_drift(state: IntegratorState, weight: Array) -> tuple[IntegratorState, Array]:
-        state, change = kick(state, weight)
-        position = trees.add(state.position, 0.5 * step_size, trees.multiply(state.momentum, root))
-        return start(position, state.momentum, logdensity), change
-
-    # A loop, so that the gradient is compiled once.
-    weights = jnp.asarray([_MCLACHLAN, 1 - 2 * _MCLACHLAN], state.logdensity.dtype)
-    state, changes = jax.lax.scan(kick_and_drift, state, weights)
-    state, change = kick(state, _MCLACHLAN)
-    return state, jnp.sum(changes) + change
 
 
 def density_shift(state: IntegratorState, step_size: Array, inverse_mass_matrix: Any = 1.0) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -12,9 +13,10 @@ from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.samplers import hmc, mclmc, nuts
-from pmwd_dist.infer.samplers.isokinetic import Agree, IntegratorState, LogDensity, unchanged
+from pmwd_dist.infer.samplers.isokinetic import Agree, IntegratorState, LogDensity, Transition, unchanged
 
-Method = Literal["mclmc", "adjusted-mclmc", "hmc", "nuts"]
+TRAJECTORY = math.pi / 2  # mean length of the trajectories of HMC: a quarter of the period of unit variances
+Method = Literal["mclmc", "hmc", "nuts"]
 NEEDS_BLACKJAX = "needs blackjax; `pip install '.[nuts]'`, or use another method"
 
 
@@ -22,7 +24,7 @@ class Tuning(NamedTuple):
     """Parameters of a sampler, with the names of blackjax.
 
     Args:
-      L: decoherence length of the momentum of MCLMC, or mean length of the trajectories of adjusted samplers.
+      L: decoherence length of the momentum of MCLMC, or mean length of the trajectories of HMC.
       step_size: size of an integration step. Lengths are distances for MCLMC, and times for HMC.
       inverse_mass_matrix: one number for each leaf of the position.
     """
@@ -32,34 +34,12 @@ class Tuning(NamedTuple):
     inverse_mass_matrix: Any
 
 
-class Transition(NamedTuple):
-    """Statistics of a transition.
-
-    Args:
-      energy_change: energy error.
-      nonans: false for a failed simulation or a position that is not finite, where the state stays as before; a
-        trajectory of NUTS ends there.
-      acceptance_rate: acceptance probability; for NUTS the mean over a trajectory, for MCLMC 1.
-      gradients: number of gradients.
-    """
-
-    energy_change: Array
-    nonans: Array
-    acceptance_rate: Array
-    gradients: Array
-
-
 def check_method(method: str) -> None:
     """Raise ValueError unless the sampler exists and its packages are installed."""
     if method not in get_args(Method):
         raise ArgumentError("method", method, f"must be one of {', '.join(get_args(Method))}")
     if method == "nuts" and find_spec("blackjax") is None:
         raise ArgumentError("method", method, NEEDS_BLACKJAX)
-
-
-def trajectory_length(method: Method, dimensions: int) -> float:
-    """Mean length of the trajectories of an adjusted sampler: a quarter of the period of unit variances."""
-    return float(jnp.pi) / 2 * (dimensions**0.5 if method == "adjusted-mclmc" else 1.0)
 
 
 def transition(
@@ -72,7 +52,7 @@ def transition(
     fraction: Array,
     agree: Agree = unchanged,
 ) -> tuple[IntegratorState, Transition]:
-    """A step of MCLMC, or a trajectory of an adjusted sampler.
+    """A step of MCLMC, or a trajectory of HMC or NUTS.
 
     Args:
       key: random key.
@@ -88,20 +68,14 @@ def transition(
     options |= {"agree": agree}
     if method == "mclmc":
         state, info = mclmc.step(key, state, logdensity, L=tuning.L, **options)
-        one = jnp.ones_like(info.energy_change)
-        return _agreed(state, agree), Transition(info.energy_change, info.nonans, one, jnp.asarray(1))
-    if method != "adjusted-mclmc":
-        options["normal_precision"] = jax.tree.map(lambda x: 1.0 if x.ndim else 0.0, state.position)
+        return _agreed(state, agree), info
+    options["normal_precision"] = jax.tree.map(lambda x: 1.0 if x.ndim else 0.0, state.position)
     if method == "nuts":
-        after, info, gradients = nuts.step(key, state, logdensity, **options)
+        after, info = nuts.step(key, state, logdensity, **options)
     else:
         count = jnp.maximum(jnp.ceil(2 * fraction * jnp.asarray(tuning.L) / tuning.step_size), 1).astype(int)
-        step, each = (hmc.step, 1) if method == "hmc" else (mclmc.adjusted_step, 2)
-        after, info = step(key, state, logdensity, num_integration_steps=count, **options)
-        gradients = each * count
-    return _agreed(after._replace(momentum=state.momentum), agree), Transition(
-        info.energy_change, info.nonans, info.acceptance_rate, gradients
-    )
+        after, info = hmc.step(key, state, logdensity, num_integration_steps=count, **options)
+    return _agreed(after._replace(momentum=state.momentum), agree), info
 
 
 def _agreed(state: IntegratorState, agree: Agree) -> IntegratorState:

@@ -20,7 +20,7 @@ from jaxtyping import Array
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.hmc import leapfrog
-from pmwd_dist.infer.samplers.isokinetic import Agree, IntegratorState, LogDensity, unchanged
+from pmwd_dist.infer.samplers.isokinetic import Agree, IntegratorState, LogDensity, Transition, unchanged
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 
 DOUBLINGS = 10  # largest number for a trajectory
@@ -54,7 +54,7 @@ def step(
     normal_precision: Any = 0.0,
     doublings: int = DOUBLINGS,
     agree: Agree = unchanged,
-) -> tuple[IntegratorState, mclmc.AdjustedInfo, Array]:
+) -> tuple[IntegratorState, Transition]:
     """A draw from a trajectory that ends where it turns: one gradient an integration step.
 
     Args:
@@ -66,10 +66,6 @@ def step(
       normal_precision: precision of the normal part, as in `hmc.step`.
       doublings: largest number of doublings of the trajectory.
       agree: function that makes copies of numbers equal on all processes.
-
-    Returns:
-      The state; statistics, with the mean acceptance rate of all points of the trajectory and nonans false for a failed
-      simulation; and the number of integration steps.
 
     Raises:
       ImportError: blackjax is not installed.
@@ -102,8 +98,7 @@ def step(
     new = drawn.state
     rate = jnp.exp(drawn.sum_log_p_accept) / whole.num_states
     failed = diverged & ~trees.all_finite((whole.leftmost_state, whole.rightmost_state))
-    moved = jnp.not_equal(new.logdensity, state.logdensity)
-    return new, mclmc.AdjustedInfo(rate, moved, drawn.energy - energy, ~failed), whole.num_states
+    return new, Transition(drawn.energy - energy, ~failed, rate, whole.num_states)
 
 
 def _turns(left: Any, right: Any, total: Any, *_: Any) -> Array:

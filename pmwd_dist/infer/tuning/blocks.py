@@ -13,7 +13,7 @@ from jaxtyping import Array
 from pmwd_dist.infer.samplers.isokinetic import IntegratorState, LogDensity
 from pmwd_dist.infer.samplers.methods import Method, Tuning, transition
 
-TRAJECTORIES = 5  # trajectories of a block of an adjusted sampler
+TRAJECTORIES = 5  # trajectories of a block of HMC
 
 
 class Block(NamedTuple):
@@ -51,7 +51,7 @@ def run_blocks(
     observe: Observe | None = None,
     **options: Any,
 ) -> tuple[IntegratorState, Block]:
-    """A block of a batch of chains: `length` steps of MCLMC, or a few trajectories of an adjusted sampler.
+    """A block of a batch of chains: `length` steps of MCLMC, or a few trajectories of HMC.
 
     The observer is a function of position and gradient. It returns numbers to keep and a field to average. Further
     options are those of `transition`.

@@ -40,34 +40,12 @@ class TuningProgress(NamedTuple):
       share: finished share of the tuning, 1 at most.
       stage: name of the stage of the next block.
       step_size, L: parameters of the next block.
-      bound: active bound of the step size: "energy error", "largest curvature", "unstable steps" or "length of
-        trajectories".
     """
 
     share: float
     stage: str
     step_size: float
     L: float
-    bound: str
-
-
-class TuningFailures(NamedTuple):
-    """Numbers of failed steps of a tuning: in all, and in a stage. A block with one is discarded."""
-
-    total: int = 0
-    stage: int = 0
-    failed: int = 0
-    steps: int = 0
-
-    def add(self, stage: int, fine: np.ndarray) -> TuningFailures:
-        """The numbers after a block of a stage."""
-        failed, steps = (self.failed, self.steps) if stage == self.stage else (0, 0)
-        new = int(np.sum(~np.asarray(fine, bool)))
-        return TuningFailures(self.total + new, stage, failed + new, steps + np.size(fine))
-
-    def check(self, most: float) -> None:
-        """Raise SimulationError if a larger share of the steps of the last stage failed."""
-        check_share(self.failed / max(self.steps, 1), most, f"the last stage of the tuning, and {self.total} in all,")
 
 
 def check_share(failed: float, most: float, where: str) -> None:
@@ -100,11 +78,14 @@ class ChainTuning:
     folder: ChainFolder
     axis: str | None
     listener: Callable[[TuningProgress], None] | None
-    failures: TuningFailures = field(default_factory=TuningFailures)
     _written: float = field(default_factory=time.monotonic)
 
-    def tune(self) -> Run:
-        """Tune all chains, from the state in the folder if there is one."""
+    def tune(self, most_failures: float) -> Run:
+        """Tune all chains, from the state in the folder if there is one.
+
+        Raises:
+          SimulationError: a larger share than `most_failures` of the steps of the last stage failed.
+        """
         schedule, state = self.schedule, self.schedule.begin()
         if stored := self.folder.state():
             state = self._restore(stored, state)
@@ -117,8 +98,12 @@ class ChainTuning:
                 state = schedule.advance(state, stability)
             self._keep(state)
         tuning = placed(from_main(schedule.tuning(state)), self.run.tuning)
-        self.run = self.run._replace(tuning=tuning)
-        return self.run
+        share, where = (
+            state.failed / max(state.steps, 1),
+            f"the last stage of the tuning, and {state.all_failed} in all,",
+        )
+        check_share(share, most_failures, where)
+        return self.run._replace(tuning=tuning)
 
     def _run_block(self, state: TuningState) -> TuningState:
         schedule, key = self.schedule, jax.random.fold_in(self.key, state.total)
@@ -126,7 +111,6 @@ class ChainTuning:
         length, method = block_length(schedule.steps), schedule.sampler(state)
         states, block = tuning_block(key, self.run.states, tuning, self._now(state), method, length, self.axis)
         block = to_host(block)
-        self.failures = self.failures.add(state.stage, block.nonans)
         state = schedule.update(state, block)
         if bool(from_main(np.asarray(int(state.kept)))):  # with another sharding the block would compile again
             self.run = self.run._replace(states=placed(states, self.run.states))
@@ -183,7 +167,7 @@ class ChainTuning:
                 L, step_size = (float(np.asarray(x)) for x in self.schedule.tuning(state)[:2])
                 stage = self.schedule.stage(state).name
                 share = self.schedule.share(state)
-                self.listener(TuningProgress(share, stage, step_size, L, state.step.bound))
+                self.listener(TuningProgress(share, stage, step_size, L))
         except BaseException as error:
             if jax.process_count() == 1 or isinstance(error, SharedError):  # to write is collective
                 self._write(state)
@@ -193,12 +177,11 @@ class ChainTuning:
             self._written = time.monotonic()
 
     def _write(self, state: TuningState) -> None:
-        own = leaves_of(state, "schedule") | leaves_of(self.failures, "failures")
-        self.folder.write_state(own | leaves_of(self.run.states) | leaves_of(self.run.adaptation, "adaptation"))
+        own = leaves_of(state, "schedule") | leaves_of(self.run.adaptation, "adaptation")
+        self.folder.write_state(own | leaves_of(self.run.states))
 
     def _restore(self, stored: Arrays, like: TuningState) -> TuningState:
         with self.folder.reading_state():
-            self.failures = restored_numbers(stored, self.failures, "failures")
             adapted = restored(stored, self.run.adaptation, "adaptation")
             self.run = self.run._replace(states=restored(stored, self.run.states), adaptation=adapted)
             return restored_numbers(stored, like, "schedule")

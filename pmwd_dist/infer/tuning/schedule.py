@@ -10,7 +10,7 @@
 
 Posteriors of N-body simulations have other maxima at more evolved universes, in which chains can be stuck. Large scales
 settle before small ones where the weight of the likelihood, a power to which it is raised, grows evenly in its
-logarithm. Adjusted samplers begin as MCLMC, which reaches the posterior in fewer gradients, and run themselves in the
+logarithm. HMC and NUTS begin as MCLMC, which reaches the posterior in fewer gradients, and run themselves in the
 last stage (Robnik & Seljak 2023 for MCLMC).
 
 A preconditioner brings modes to one scale (`infer.preconditioner_adaptation`). Without an adapted one, masses are one
@@ -29,9 +29,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.infer.samplers.methods import Method, Tuning, trajectory_length
+from pmwd_dist.infer.samplers.methods import TRAJECTORY, Method, Tuning
 from pmwd_dist.infer.tuning.blocks import Block
 from pmwd_dist.infer.tuning.step_size import ENERGY_VARIANCE, TRAJECTORY_VARIANCE, StepSize, after_block, is_stable
+from pmwd_dist.parallel.inputs import whole_number
 
 
 class Stage(NamedTuple):
@@ -67,17 +68,10 @@ STAGES = (
 SHORTEST = 40  # steps of the shortest tuning
 BLOCK = 20  # largest number of steps with one step size
 _FIRST_STEP = 0.05  # per root of the dimensions
-_MCLACHLAN = 2.55 / 2  # stability limit of its integrator, relative to velocity Verlet
 
 
 def block_length(steps: int) -> int:
-    """Number of steps of a block in a tuning of `steps`.
-
-    Raises:
-      ValueError: fewer than 40 steps.
-    """
-    if steps < SHORTEST:
-        raise ArgumentError("steps", steps, f"must be {SHORTEST} or more to tune")
+    """Number of steps of a block in a tuning of `steps`."""
     return min(BLOCK, steps // 8)
 
 
@@ -95,6 +89,8 @@ class TuningState(NamedTuple):
       curvature: sum over kept blocks of the mean curvature along each leaf, and their number.
       observed: numbers from the observer, (chains, steps, n).
       noise: sum over blocks of the mean of the observer's field, (chains, ...).
+      failed, steps: failed steps and all steps of the stage, or of the last one after the tuning.
+      all_failed: failed steps of all stages.
     """
 
     stage: int
@@ -107,6 +103,9 @@ class TuningState(NamedTuple):
     curvature: np.ndarray
     observed: np.ndarray
     noise: np.ndarray
+    failed: int = 0
+    steps: int = 0
+    all_failed: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +135,7 @@ class Schedule:
         if not 0 < self.energy_variance < math.inf:
             remedy = f"use {ENERGY_VARIANCE:g}, or less where the error differs along a chain"
             raise ArgumentError("energy_variance", self.energy_variance, "must be positive and finite", remedy)
-        block_length(self.steps)
+        whole_number(self.steps, "tuning_steps", least=SHORTEST)
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -206,7 +205,7 @@ class Schedule:
         kind, stage, method = np.dtype(jnp.result_type(*leaves)), self.stage(state), self.sampler(state)
         root = math.sqrt(self.dimensions)
         # The orbits of nearly normal fields have no error at any step: all trajectories would have one length.
-        length = stage.L * root if method == "mclmc" else trajectory_length(method, self.dimensions)
+        length = stage.L * root if method == "mclmc" else TRAJECTORY
         stays = [not shape and not stage.parameters_move for shape in self.shapes]
         stays = [x and not all(stays) for x in stays]  # positions of numbers alone move
         variance = [np.asarray(0.0 if x else v, kind) for x, v in zip(stays, state.variance, strict=True)]
@@ -217,10 +216,19 @@ class Schedule:
         """The state after a block, of NumPy arrays."""
         method, late = self.sampler(state), self.stage(state).own_sampler
         target = TRAJECTORY_VARIANCE if method != "mclmc" else self.energy_variance * self.dimensions
-        energy = np.asarray(block.energy_change, float)
-        kept = is_stable(energy, np.asarray(block.nonans), target, late=late and method == "mclmc")
+        energy, fine = np.asarray(block.energy_change, float), np.asarray(block.nonans, bool)
+        kept = is_stable(energy, fine, target, late=late and method == "mclmc")
         step = after_block(state.step, energy, target, method, stable=kept)
-        state = state._replace(blocks=state.blocks + 1, total=state.total + 1, step=step, kept=kept)
+        failed, steps = (state.failed, state.steps) if state.blocks else (0, 0)
+        state = state._replace(
+            blocks=state.blocks + 1,
+            total=state.total + 1,
+            step=step,
+            kept=kept,
+            failed=failed + int(np.sum(~fine)),
+            steps=steps + fine.size,
+            all_failed=state.all_failed + int(np.sum(~fine)),
+        )
         if not kept or 2 * state.blocks <= self.length(state):
             return state
         joined = {}
@@ -248,12 +256,11 @@ class Schedule:
             ratio = np.average(old, weights=sizes) / np.average(variance, weights=sizes)
             step = step.scaled(math.sqrt(ratio), stability * root)
         after = self._of_stage(state.stage + 1, state.total, step, variance)
-        if self.done(after) or (method := self.sampler(after)) == "mclmc" or stage.own_sampler:
+        after = after._replace(failed=state.failed, steps=state.steps, all_failed=state.all_failed)
+        if self.done(after) or self.sampler(after) == "mclmc" or stage.own_sampler:
             return after
-        # Errors add up along a trajectory. Steps of HMC are times, and a step of McLachlan has two gradients.
-        factor, limit = (0.4 / root, 1 / root) if method == "hmc" else (0.8, _MCLACHLAN)
-        longest = 0.5 * trajectory_length(method, self.dimensions)
-        return after._replace(step=step.scaled(factor, limit * step.stability, longest))
+        # Errors add up along a trajectory. Steps of HMC are times.
+        return after._replace(step=step.scaled(0.4 / root, step.stability / root, 0.5 * TRAJECTORY))
 
     def masses(self, state: TuningState) -> np.ndarray:
         """Inverse mass of each leaf of the position after the stage."""

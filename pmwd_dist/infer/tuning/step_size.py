@@ -1,7 +1,7 @@
 """The step size of a tuning, from the tail of the energy errors.
 
 The variance of the energy error of a step of MCLMC goes as the sixth power of its size, and the variance for a
-trajectory of an adjusted sampler as the fourth power, of which a share 2 Phi(-sqrt(variance) / 2) is accepted (Neal
+trajectory of HMC as the fourth power, of which a share 2 Phi(-sqrt(variance) / 2) is accepted (Neal
 2011). Each chain asks in each block for the step that would have the target variance there. The variance is about the
 mean, since E[error] = variance / 2 in equilibrium.
 
@@ -23,7 +23,7 @@ import numpy as np
 from pmwd_dist.infer.samplers.methods import Method
 
 ENERGY_VARIANCE = 1e-3  # target for a step of MCLMC, per dimension
-TRAJECTORY_VARIANCE = 0.26  # target for a trajectory of an adjusted sampler: 80 % are accepted
+TRAJECTORY_VARIANCE = 0.26  # target for a trajectory of HMC: 80 % are accepted
 TAIL = 0.1  # quantile of the steps of MCLMC that chains ask for
 _LARGEST, _NEXT = 0.8, 0.5  # largest step to try and next step, relative to an unstable step
 _LARGEST_CHANGE = math.log(2)  # largest change of the logarithm of the step from one block to the next
@@ -53,14 +53,6 @@ class StepSize(NamedTuple):
     def largest(self) -> float:
         """The largest step to try."""
         return min(self.stability, self.trajectory, self.unstable)
-
-    @property
-    def bound(self) -> str:
-        """Name of the active bound."""
-        bounds = {self.trajectory: "length of trajectories", self.stability: "largest curvature"}
-        bounds[_NEXT / _LARGEST * self.unstable] = bounds[self.unstable] = "unstable steps"
-        active = [name for bound, name in bounds.items() if math.isclose(self.value, bound, rel_tol=1e-3)]
-        return active[-1] if active else "energy error"
 
     def scaled(self, factor: float, stability: float, trajectory: float = math.inf) -> StepSize:
         """The step in other units, after a change of masses, positions or the sampler, without earlier blocks."""

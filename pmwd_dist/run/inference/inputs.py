@@ -44,10 +44,7 @@ def starts_of(plan: InferenceJob, posterior: infer.Posterior, log: Log) -> Any:
     chains, start = plan.settings.sampler.chains, plan.settings.start
     shapes: Shapes = {f"parameters/{name}": (chains,) for name in plan.model.priors}
     shapes = {**shapes, "noise": (chains, *plan.simulation.config.particle_shape)}
-    if start.begin == "map" and start.map_free:
-        joint = "leaves out how wide the posterior of the noise is, overfits the data and is biased"
-        log.warn(f"start.map_free: the maximum over the noise and {', '.join(start.map_free)} {joint}")
-    what = f"starts: {start.begin}" + (f" over the noise by {start.map_method}" if start.begin == "map" else "")
+    what = f"starts: {start.begin}" + (" over the noise" if start.begin == "map" else "")
     arrays = _kept(plan, START, lambda: _start(plan, posterior), shapes, what, log)
     numbers = {name: arrays[f"parameters/{name}"] for name in plan.model.priors}
     positions = {"noise": arrays["noise"], "parameters": numbers}
@@ -102,7 +99,6 @@ def _start(plan: InferenceJob, posterior: infer.Posterior) -> Arrays:
     positions = jax.vmap(one, spmd_axis_name=plan.chain_axis)(placed)
     if start.begin == "map":
         each = [jax.tree.map(lambda x, i=i: x[i], positions) for i in range(len(keys))]
-        options: dict[str, Any] = {"method": start.map_method, "steps": start.map_steps, "anneal": start.map_anneal}
-        best = [infer.maximise(posterior, z, free=start.map_free, **options).position for z in each]
+        best = [infer.maximise(posterior, z, steps=start.map_steps).position for z in each]
         positions = jax.tree.map(lambda *x: jnp.stack(x), *best)
     return to_host({"noise": positions["noise"]} | {f"parameters/{n}": x for n, x in positions["parameters"].items()})

@@ -81,7 +81,6 @@ class _Watch:
         self._compiled = 0.0
         self._of_blocks, self._of_chunks = (control.clock() for _ in range(2))
         self._before, self._shown = time.perf_counter(), -_BETWEEN_LINES
-        self._bound = ""
         with start_errors():
             self._draws = _earlier(plan.folder)
 
@@ -93,7 +92,7 @@ class _Watch:
         if progress.draws:
             self._log_chunk(progress, seconds, compiled)
         else:
-            numbers = f"step size {progress.step_size:.3g}{self._bound}, L {progress.L:.3g}"
+            numbers = f"step size {progress.step_size:.3g}, L {progress.L:.3g}"
             again = f"chains start over, restart {progress.restarts}"
             self._draws.clear()
             self._log.stage(
@@ -104,11 +103,11 @@ class _Watch:
 
     def tuned(self, progress: infer.TuningProgress) -> None:
         """Called after each block of tuning steps; there may be hundreds."""
-        now, self._bound = time.perf_counter(), f" (bounded by {progress.bound})"
+        now = time.perf_counter()
         if now - self._shown >= _BETWEEN_LINES:
             self._shown = now
             seconds = now - self._before
-            sizes = f"step size {progress.step_size:.3g}{self._bound}, L {progress.L:.3g}"
+            sizes = f"step size {progress.step_size:.3g}, L {progress.L:.3g}"
             text = f"tuning {progress.share:.0%}  {sizes}  {seconds:.1f} s"
             self._log("tuning", text, **progress._asdict(), seconds=seconds)
         self._control.raise_if_stopped(f"{progress.share:.0%} through the tuning", self._of_blocks)

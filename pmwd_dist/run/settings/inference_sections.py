@@ -11,7 +11,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer import priors
 from pmwd_dist.infer.priors import Prior
 from pmwd_dist.infer.tuning.step_size import ENERGY_VARIANCE
-from pmwd_dist.run.settings.section import File, Section, about, list_to_tuple, one_or_several
+from pmwd_dist.run.settings.section import File, Section, about, one_or_several
 from pmwd_dist.run.settings.writing import Raw, toml_value
 
 # Keys of [priors], by the library's names of the parameters.
@@ -192,25 +192,14 @@ class Start(Section):
     begin: Literal["wiener", "prior", "map"] = about(
         "wiener: draws given the data in linear theory; prior: draws; map: the largest density over the noise", "wiener"
     )
-    map_method: Literal["l-bfgs", "adam"] = about("optimiser of the map; adam takes more steps, less memory", "l-bfgs")
     map_steps: int = about("number of steps of the optimiser", 100, ge=1)
-    map_free: Annotated[tuple[str, ...], BeforeValidator(list_to_tuple)] = about(
-        "parameters that the maximum is over, too; a joint maximum overfits, and is no estimate",
-        (),
-        Raw('["b1"]'),
-    )
-    map_anneal: Annotated[tuple[float, ...], BeforeValidator(list_to_tuple)] = about(
-        "wavenumbers, ascending: waves up to each of them move first, and all at the end [h/Mpc]",
-        (),
-        Raw("[0.05, 0.1, 0.2]"),
-    )
 
 
 class Sampler(Section):
     """The chains."""
 
-    method: Literal["mclmc", "adjusted-mclmc", "hmc", "nuts"] = about(
-        "mclmc (one gradient a step), or adjusted-mclmc or hmc (a step is a trajectory that is accepted or rejected), "
+    method: Literal["mclmc", "hmc", "nuts"] = about(
+        "mclmc (one gradient a step), hmc (a step is a trajectory that is accepted or rejected) "
         "or nuts (a trajectory that ends where it turns; needs blackjax)",
         "mclmc",
     )

@@ -263,9 +263,7 @@ def _chains(settings: InferenceSettings) -> Rules:
     from pmwd_dist.infer.samplers.methods import NEEDS_BLACKJAX
     from pmwd_dist.infer.tuning.step_size import ENERGY_VARIANCE
 
-    start, given, sampler = settings.start, settings.priors.given, settings.sampler
-    for name in start.map_free:
-        yield name not in given, f"start.map_free: {printable(name)} has no prior; leave it out"
+    start, sampler = settings.start, settings.sampler
     yield (
         start.begin == "map" and find_spec("optax") is None,
         "start.begin = \"map\": needs optax; `pip install '.[infer]'`, or use another start",
@@ -279,10 +277,6 @@ def _chains(settings: InferenceSettings) -> Rules:
         'start.begin = "wiener": needs sampler.precondition; use begin = "prior"',
     )
     yield (
-        list(start.map_anneal) != sorted(start.map_anneal) or any(k <= 0 for k in start.map_anneal),
-        f"start.map_anneal = {shown(start.map_anneal)}: must be positive, and ascend",
-    )
-    yield (
         sampler.steps % (sampler.thin * sampler.chunk),
         f"sampler.steps = {sampler.steps}: must be a multiple of thin * chunk = {sampler.thin * sampler.chunk}",
     )
@@ -290,11 +284,6 @@ def _chains(settings: InferenceSettings) -> Rules:
         sampler.method != "mclmc" and sampler.energy_variance != ENERGY_VARIANCE,
         f"sampler.energy_variance: is a target of mclmc, and {sampler.method} is tuned for its acceptance; "
         'leave it out, or use sampler.method = "mclmc"',
-    )
-    yield (
-        start.map_free and sampler.precondition != "none",
-        "start.map_free: parameters can't be told from the noise where sampler.precondition depends on them; "
-        'leave it out, or use sampler.precondition = "none"',
     )
     pdims, size = settings.devices.pdims, sampler.chain_devices
     if pdims is not None and size is not None:
