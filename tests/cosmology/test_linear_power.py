@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,17 +51,22 @@ def test_sigma8_of_an_amplitude_is_camb_s() -> None:
         assert abs(sigma8 / expected - 1) < 3e-3
 
 
-def test_power_is_that_of_an_installed_camb() -> None:
-    camb = pytest.importorskip("camb")
-    values = 0.28, 0.045, 0.7, 0.95
-    omega_m, omega_b, h, n_s = values
-    density = {"ombh2": omega_b * h**2, "omch2": (omega_m - omega_b) * h**2}
-    given = camb.set_params(H0=100 * h, ns=n_s, mnu=0, num_massive_neutrinos=0, WantCls=False, **density)
-    given.set_matter_power(redshifts=[0.0], kmax=20.0)
-    results = camb.get_results(given)
-    expected = results.get_matter_power_interpolator(nonlinear=False).P(0.0, CAMB["k"])
-    power = pmd.linear_power(CAMB["k"], cosmology(*values, sigma8=results.get_sigma8_0()), "boltzmann")
-    np.testing.assert_allclose(power, expected, rtol=5e-3)
+@pytest.mark.filterwarnings("ignore")  # of these codes
+@pytest.mark.parametrize("code", ["camb", "cosmopower_jax"])
+def test_power_is_that_of_the_recipes_of_the_docs(code: str) -> None:
+    pytest.importorskip(code)
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "power.md").read_text(encoding="utf-8")
+    (recipe,) = (block for block in re.findall(r"```py\n(.*?)```", page, re.DOTALL) if code in block)
+    names: dict[str, Any] = {"np": np, "jnp": jnp}
+    exec(recipe, names)
+    values = 0.3075, 0.0486, 0.6774, 0.9667
+    cosmo = cosmology(*values, sigma8=sigma8_of_A_s(2.1e-9, cosmology(*values)))
+    if code == "camb":
+        power = np.exp(np.interp(np.log(CAMB["k"]), np.log(names["k"]), np.log(names["P"])))
+    else:
+        with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+            power = names["emulated"](CAMB["k"], cosmo)
+    np.testing.assert_allclose(pmd.linear_power(CAMB["k"], cosmo), power, rtol=5e-3)
 
 
 def test_beyond_its_table_the_correction_is_constant() -> None:
