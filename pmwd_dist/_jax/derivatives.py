@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
@@ -190,9 +191,11 @@ def forward_derivatives(function: Callable[..., Array]) -> Callable[..., Array]:
 
     Args:
       function: function of a short vector, and optionally of other arrays, which are differentiated as usual. It must
-        not depend on further arrays that are differentiated.
+        not depend on further arrays that are differentiated. The result also takes a sequence of numbers in place of
+        the vector; its Jacobian has no rows for constant ones.
     """
-    return _of_tree(_traced_once(function))
+    once = _traced_once(function)
+    return lambda x, *others: _of_numbers(once, len(x))(*x, *others)
 
 
 def _traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -209,25 +212,30 @@ def _traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _of_tree(function: Callable[..., Any]) -> Callable[..., Any]:
-    @jax.custom_jvp
-    def run(x: Array, *others: Array) -> Any:
-        return function(x, *others)
+def _of_numbers(function: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """The function of its first numbers and other arrays, with the Jacobian along the numbers."""
+
+    def call(*args: Array) -> Any:
+        return function(jnp.stack(args[:count]), *args[count:])
+
+    run = jax.custom_jvp(call)
 
     @partial(run.defjvp, symbolic_zeros=True)
     def rule(primals: Sequence[Array], tangents: Sequence[Any]) -> tuple[Any, Any]:
-        moving = [i for i, t in enumerate(tangents) if i and not isinstance(t, SymbolicZero)]
-        if isinstance(tangents[0], SymbolicZero):
-            out, total = run(*primals), None
-        else:
+        moving = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero)]
+        along, others = [i for i in moving if i < count], [i for i in moving if i >= count]
+        if along:
             # Higher derivatives use the same rule.
-            out, jacobian = _of_tree(partial(value_and_jacobian, function))(*primals)
-            total = jax.tree.map(lambda j: jnp.tensordot(tangents[0], j, 1, precision="highest"), jacobian)
-        if moving:
+            out, jacobian = _of_numbers(partial(value_and_jacobian, function, along=along), count)(*primals)
+            tangent = jnp.stack([tangents[i] for i in along])
+            total = jax.tree.map(lambda j: jnp.tensordot(tangent, j, 1, precision="highest"), jacobian)
+        else:
+            out, total = run(*primals), None
+        if others:
             by_others = jax.jvp(
-                lambda *some: function(*(dict(enumerate(primals)) | dict(zip(moving, some, strict=True))).values()),
-                tuple(primals[i] for i in moving),
-                tuple(tangents[i] for i in moving),
+                lambda *some: call(*(dict(enumerate(primals)) | dict(zip(others, some, strict=True))).values()),
+                tuple(primals[i] for i in others),
+                tuple(tangents[i] for i in others),
             )[1]
             total = by_others if total is None else jax.tree.map(jnp.add, total, by_others)
         return out, total
@@ -235,13 +243,16 @@ def _of_tree(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def value_and_jacobian(function: Callable[..., Any], x: Array, *others: Array) -> tuple[Any, Any]:
-    """Value, and derivatives with respect to x along a leading axis."""
+def value_and_jacobian(
+    function: Callable[..., Any], x: Array, *others: Array, along: Sequence[int] | None = None
+) -> tuple[Any, Any]:
+    """Value, and derivatives with respect to x, or to some of its numbers, along a leading axis."""
 
     def push(tangent: Array) -> tuple[Any, Any]:
         return jax.jvp(lambda x: function(x, *others), (x,), (tangent,))
 
-    return jax.vmap(push, out_axes=(None, 0))(jnp.eye(len(x), dtype=x.dtype))
+    basis = jnp.eye(len(x), dtype=x.dtype)
+    return jax.vmap(push, out_axes=(None, 0))(basis if along is None else basis[np.asarray(along)])
 
 
 def hoist(function: Callable[..., Any], *examples: Any) -> tuple[Callable[..., Any], list[Any]]:

@@ -63,7 +63,7 @@ def transfer_name(name: Any, argument: str) -> str:
 
 @partial(jax.jit, static_argnames="transfer")
 def _normalised_to_sigma8(k: Array, cosmo: Parameters, response: LinearResponse | None, transfer: str) -> Array:
-    theta = jnp.stack([getattr(cosmo, name) for name in SHAPE_PARAMETERS])
+    theta = [getattr(cosmo, name) for name in SHAPE_PARAMETERS]
     power = forward_derivatives(partial(_normalised, TRANSFERS[transfer]))
     if response is None:
         return cosmo.sigma8**2 * power(theta, k)

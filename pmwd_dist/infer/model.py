@@ -229,6 +229,13 @@ class Posterior(eqx.Module):
     preconditioner: Preconditioner | None
     weight: Array = eqx.field(default_factory=lambda: jnp.ones(()))  # an array, so that nothing compiles again
 
+    @property
+    def _preconditioner(self) -> Preconditioner | None:
+        """The preconditioner, with the arrays of this model: XLA computes twice what depends on two copies of them."""
+        if self.preconditioner is None:
+            return None
+        return eqx.tree_at(lambda p: (p.model, p.data), self.preconditioner, (self.model, self.data))
+
     @on_auto_axes
     def logdensity(self, position: Position) -> Array:
         """Logarithm of the posterior density, up to a constant; -inf where the simulation failed."""
@@ -257,18 +264,18 @@ class Posterior(eqx.Module):
     def _unwhiten(self, position: Position) -> tuple[Array, dict[str, Array], Array | float]:
         noise, parameters = position["noise"], self.parameters(position)
         noise = lattice_field(noise, self.model.config, "position['noise']")
-        if self.preconditioner is None:
+        if self._preconditioner is None:
             return noise, parameters, 0.0
-        noise, log_volume = self.preconditioner.noise(noise, position["parameters"], parameters)
+        noise, log_volume = self._preconditioner.noise(noise, position["parameters"], parameters)
         return noise, parameters, log_volume
 
     @on_auto_axes
     def whiten(self, noise: Array, white: Mapping[str, ArrayLike]) -> Position:
         """The position of white noise and whitened parameters."""
-        if self.preconditioner is None:
+        if self._preconditioner is None:
             return {"noise": noise, "parameters": dict(white)}
-        scaled = self.preconditioner.scaled({k: jnp.asarray(x) for k, x in white.items()})
-        noise = self.preconditioner.position(noise, scaled, unwhiten(white, self.model.priors))
+        scaled = self._preconditioner.scaled({k: jnp.asarray(x) for k, x in white.items()})
+        noise = self._preconditioner.position(noise, scaled, unwhiten(white, self.model.priors))
         return {"noise": noise, "parameters": scaled}
 
     def adapted(self, adaptation: Adaptation | None) -> Posterior:
@@ -303,8 +310,8 @@ class Posterior(eqx.Module):
     @on_auto_axes
     def observe(self, position: Position, slope: Position) -> tuple[Array, Array]:
         """Observations of a gradient for the adaptation (`Preconditioner.observe`)."""
-        assert self.preconditioner is not None
-        return self.preconditioner.observe(position, slope, self.parameters(position))
+        assert self._preconditioner is not None
+        return self._preconditioner.observe(position, slope, self.parameters(position))
 
     def moved(self, position: Position, other: Posterior) -> Position:
         """The position in another adaptation with the same noise and parameters."""
@@ -322,6 +329,6 @@ class Posterior(eqx.Module):
         draw_key, key = jax.random.split(key)
         position = model.draw_around(draw_key, whiten(values, model.priors))
         noise = position["noise"]
-        if self.preconditioner is not None and self.preconditioner.linear:
-            noise = self.preconditioner.wiener_draw(key, noise, model.parameters(position))
+        if self._preconditioner is not None and self._preconditioner.linear:
+            noise = self._preconditioner.wiener_draw(key, noise, model.parameters(position))
         return self.whiten(noise, position["parameters"])
