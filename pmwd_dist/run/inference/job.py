@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +40,9 @@ def run(plan: InferenceJob, log: Log, control: Control) -> None:
     try:
         data = data_of(plan, log)
         posterior = condition_on(plan, data, log)
-        watch = _Watch(plan, log, control)
-        positions = starts_of(plan, posterior, log)
-        ahead = _compile_verdict(plan, posterior, data)
-        _sample(plan, posterior, positions, watch)
-        wait(ahead)
+        watch = _Watch(plan, log, control, partial(_compile_verdict, plan, posterior, data))
+        _sample(plan, posterior, starts_of(plan, posterior, log), watch)
+        wait(watch.ahead)
         with start_errors():
             chain = load_chain(plan.folder)
         verdict = judge(plan, posterior, chain, data)
@@ -51,15 +51,15 @@ def run(plan: InferenceJob, log: Log, control: Control) -> None:
         raise StartError(str(error)) from error
 
 
-def _compile_verdict(plan: InferenceJob, posterior: infer.Posterior, data: Arrays) -> list[Future[None]]:
+def _compile_verdict(plan: InferenceJob, posterior: infer.Posterior, data: Arrays) -> Future[None]:
     """Compile programs of the verdict beside the chains, if their arguments fit into memory, too."""
     need = resources.room().needed(plan.memory.peak + plan.memory.verdict, plan.simulation.config, RUNTIME)
-    if jax.process_count() > 1 or need > resources.room().free:
-        return []
     pool = ThreadPoolExecutor(1)
+    if jax.process_count() > 1 or need > resources.room().free:
+        return pool.submit(lambda: None)
     ahead = pool.submit(compile_ahead, posterior, data, plan.chunks, plan.settings.sampler.chains)
     pool.shutdown(wait=False)  # an interrupted run does not wait
-    return [ahead]
+    return ahead
 
 
 def condition_on(plan: InferenceJob, data: Arrays, log: Log) -> infer.Posterior:
@@ -74,10 +74,14 @@ def condition_on(plan: InferenceJob, data: Arrays, log: Log) -> infer.Posterior:
 
 
 class _Watch:
-    """Logs tuning and chunks, and stops the run after a block or a chunk on request."""
+    """Logs tuning and chunks, and stops the run after a block or a chunk on request.
 
-    def __init__(self, plan: InferenceJob, log: Log, control: Control):
+    What `compile_verdict` compiles beside the chains is `ahead`: tuning and its compilation need all cores.
+    """
+
+    def __init__(self, plan: InferenceJob, log: Log, control: Control, compile_verdict: Callable[[], Future[None]]):
         self._plan, self._log, self._control = plan, log, control
+        self._compile_verdict, self.ahead = compile_verdict, list[Future[None]]()
         self._compiled = 0.0
         self._of_blocks, self._of_chunks = (control.clock() for _ in range(2))
         self._before, self._shown = time.perf_counter(), -_BETWEEN_LINES
@@ -85,6 +89,8 @@ class _Watch:
             self._draws = _earlier(plan.folder)
 
     def __call__(self, progress: infer.Progress) -> None:
+        if not self.ahead:
+            self.ahead.append(self._compile_verdict())
         now, sampler = time.perf_counter(), self._plan.settings.sampler
         seconds, self._before = now - self._before, now
         total = self._control.profile.compilation
