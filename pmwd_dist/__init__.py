@@ -60,24 +60,9 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.pm.status import Status as Status
     from pmwd_dist.report import plot as plot
 else:
-    __getattr__ = _lazy_names(__name__)
+    __getattr__, __dir__, __all__ = _lazy_names(__name__)
 
 try:
     __version__ = _version("pmwd-dist")
 except _PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0+unknown"
-
-__all__ = [
-    "BullFrog", "Config", "Decomposition", "FastPM", "ForceCorrection", "Growth", "GrowthTable", "LeapFrog",
-    "ParticleMesh", "Particles", "PowerSpectrum", "ReversibleAdjoint", "SimulationError", "Solution", "Status",
-    "__version__", "autotune", "cic_paint", "cic_read", "comoving_distance", "config", "cudecomp", "density",
-    "distributed", "enable_compilation_cache", "export_safety_checks", "fftfreq3d", "get_fft_output_sharding",
-    "growth", "growth_rate", "growth_table", "halo_pad", "halo_reduce", "infer", "linear_modes", "linear_power",
-    "load_initial_conditions", "load_snapshot", "lpt", "native_available", "nbody", "observe", "pfft3d", "pifft3d",
-    "pirfft3d", "plot", "power_spectrum", "prfft3d", "save_snapshot", "snapshot_density", "white_noise",
-    "with_dark_energy", "with_neutrinos"
-]  # fmt: skip
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -47,17 +47,4 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.infer.tuning.loop import TuningProgress as TuningProgress
     from pmwd_dist.io.arrays import ArrayFileError as ArrayFileError
 else:
-    __getattr__ = _lazy_names(__name__)
-
-__all__ = [
-    "ArrayFileError", "Chain", "Check", "Convergence", "ForceError", "ForceReference", "Gaussian",
-    "LagrangianGalaxies", "LinearField", "LogNormal", "Model", "Normal", "Poisson", "Posterior", "Progress",
-    "ShapeNoise", "Simulation", "TuningProgress", "Uniform", "as_getdist", "check_fit", "check_prior",
-    "energy_errors", "ess_bulk", "ess_mean", "ess_tail", "evaluations_per_ess", "force_error",
-    "force_reference", "hmc", "load_chain", "maximise", "mclmc", "numpyro_position", "nuts", "rhat", "sample",
-    "save_arviz", "step_bias", "summary", "train_force"
-]  # fmt: skip
-
-
-def __dir__() -> list[str]:
-    return __all__
+    __getattr__, __dir__, __all__ = _lazy_names(__name__)

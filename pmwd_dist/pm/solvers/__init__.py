@@ -17,6 +17,6 @@ if TYPE_CHECKING:
     from pmwd_dist.pm.solvers.diffrax_solvers import ParticleMesh as ParticleMesh
     from pmwd_dist.pm.solvers.diffrax_solvers import SplitSolver as SplitSolver
 else:
-    __getattr__ = lazy_names(__name__)  # diffrax is slow to import, and `pmwd-dist run` needs none of it
+    __getattr__ = lazy_names(__name__)[0]  # diffrax is slow to import, and `pmwd-dist run` needs none of it
 
 FORMULAS: dict[str, Formula] = {"bullfrog": bullfrog, "fastpm": fastpm, "leapfrog": leapfrog}

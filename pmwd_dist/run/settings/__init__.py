@@ -16,4 +16,4 @@ if TYPE_CHECKING:
     from pmwd_dist.run.settings.simulation_sections import SimulationSettings as SimulationSettings
     from pmwd_dist.run.settings.writing import to_toml as to_toml
 else:
-    __getattr__ = lazy_names(__name__)
+    __getattr__ = lazy_names(__name__)[0]
