@@ -19,13 +19,6 @@ _EVENTS = {
 _BESIDE = ", beside"  # end of the names of parts of other threads than the first
 
 
-class _Thread(threading.local):
-    """State of a thread: seconds of the parts within each open part, and the last spans that JAX reported."""
-
-    def __init__(self):
-        self.inner, self.spans = [0.0], list[tuple[float, float]]()
-
-
 class Profile:
     """Seconds of a program by part, each without the parts within it.
 
@@ -36,7 +29,7 @@ class Profile:
     def __init__(self, began: float):
         self.began, self.seconds = began, defaultdict[str, float](float)
         self.programs = self.loaded = 0  # compiled programs, and those among them from the persistent cache
-        self.own = _Thread()
+        self._thread = threading.local()
 
     @property
     def compilation(self) -> float:
@@ -50,21 +43,20 @@ class Profile:
         seconds = {name: round(x, 4) for name, x in (self.seconds | {"rest": rest}).items()}
         return {"total": round(total, 4), "seconds": seconds, "programs": self.programs, "loaded": self.loaded}
 
-    def add(self, name: str, seconds: float, within: float = 0.0) -> None:
-        """Add the seconds of a part, without those of the parts within it."""
-        self.own.inner[-1] += seconds
+    def add(self, name: str, start: float, end: float) -> None:
+        """Add a part between two times of time.time(), without the parts within it: they were added before."""
+        spans, within = self._thread.__dict__.setdefault("spans", list[tuple[float, float]]()), 0.0
+        while spans and spans[-1][0] >= start:
+            inner = spans.pop()
+            within += inner[1] - inner[0]
+        spans.append((start, end))
         name += "" if threading.current_thread() is threading.main_thread() else _BESIDE
-        self.seconds[name] += seconds - within
+        self.seconds[name] += end - start - within
 
     def on_span(self, event: str, start_time: float, end_time: float, **_: Any) -> None:
-        """Add a span of JAX, without the spans within it: a function is traced with the functions that it calls."""
+        """Add a span of JAX; a function is traced with the functions that it calls."""
         if event in _EVENTS:
-            spans, within = self.own.spans, 0.0
-            while spans and spans[-1][0] >= start_time:
-                start, end = spans.pop()
-                within += end - start
-            spans.append((start_time, end_time))
-            self.add(_EVENTS[event], end_time - start_time - within)
+            self.add(_EVENTS[event], start_time, end_time)
             self.programs += event.endswith("backend_compile_duration")
 
     def on_event(self, event: str, **_: Any) -> None:
@@ -103,10 +95,8 @@ def part(name: str) -> Generator[None]:
     if (profile := _current) is None:
         yield
         return
-    began = time.perf_counter()
-    profile.own.inner.append(0.0)
+    start = time.time()
     try:
         yield
     finally:
-        within = profile.own.inner.pop()
-        profile.add(name, time.perf_counter() - began, within)
+        profile.add(name, start, time.time())
