@@ -144,7 +144,7 @@ def train_force(
 ) -> tuple[ForceCorrection, np.ndarray]:
     """Train a correction by Adam, to the P(k) of finer simulations at the highest correlation with them.
 
-    The loss is the mean over bins, scale factors and references of (ln P / P_wanted)^2 + w (1 - r).
+    The loss is the mean over ln k, scale factors and references of (ln P / P_wanted)^2 + w (1 - r).
 
     Args:
       correction: correction to begin with.
@@ -172,7 +172,8 @@ def train_force(
     def step(correction: ForceCorrection, state: Any, reference: ForceReference) -> Any:
         def loss(correction: ForceCorrection) -> tuple[Array, Status]:
             found = force_error(correction, reference)
-            return jnp.mean(jnp.log(found.power_ratio) ** 2 + decorrelation * found.decorrelation), found.status
+            each = jnp.log(found.power_ratio) ** 2 + decorrelation * found.decorrelation
+            return jnp.mean(each @ (1 / found.k)) / jnp.sum(1 / found.k), found.status
 
         (value, status), slope = jax.value_and_grad(loss, has_aux=True)(correction)
         update, state = optimiser.update(slope, state, correction)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,62 +16,114 @@ from jaxtyping import Array, Float
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import atomic_write, read_text
 from pmwd_dist.config import Config
+from pmwd_dist.cosmology.growth import GrowthTable
 
-# Centres of the splines, in k over the particles' Nyquist frequency and in a. The first one in k makes f ~ k^3.
+# Centres of the splines, in k over the particles' Nyquist frequency and in sigma8. The first one in k makes f ~ k^3.
 _WAVES = 0.2 * np.arange(2, 11)
-_TIMES = 0.5 * np.arange(-1, 4)
+_AMPLITUDES = 0.5 * np.arange(-1, 4)
 _LARGEST = 1_000_000  # bytes of a file
+_TRAINED = Path(__file__).parent / "force_corrections"
 
 
 class ForceCorrection(eqx.Module):
-    """Factor 1 + f(k / k_Ny, a) of the potential, for `nbody(..., potential_factor=...)`.
+    """Factor exp f(k / k_Ny, s) of the potential, for `nbody(..., potential_factor=...)`; s = sigma8 D1(a).
 
-      f(x, a) = sum_ij c_ij B((x - x_i) / 0.2) B((a - a_j) / 0.5)
+      f(x, s) = sum_ij c_ij B((x - x_i) / 0.2) B((s - s_j) / 0.5)
 
-    with the cubic B-spline B (compare Lanusse et al. 2022, arXiv:2207.05509), x_i from 0.4 to 2 and a_j from -0.5 to
-    1.5. f vanishes as k^3 for long waves. Beyond a = 1 it is constant in a.
+    with the cubic B-spline B, x_i from 0.4 to 2 and s_j from -0.5 to 1.5 (compare Lanusse et al. 2022,
+    arXiv:2207.05509, with a in place of s). f vanishes as k^3 for long waves. Beyond s = 1 it is constant in s.
 
     Args:
       spacing: distance of the particles [Mpc/h], which sets their Nyquist frequency k_Ny.
       coefficients: coefficients c; default: zeros, no correction.
+      cells: mesh cells a particle along each axis; None: any.
+      steps: smallest and largest number of steps that were tested; None: any.
+      error: error of P(k) at z = 0 [per cent] up to k_Ny / 4 and up to k_Ny / 2 that was found; None: unknown.
 
     Raises:
       ValueError: the coefficients have another shape.
 
     Examples:
-      >>> correction = pmd.ForceCorrection(spacing=2.0)
+      >>> correction = pmd.ForceCorrection.auto(config)
       >>> solution = pmd.nbody(particles, cosmo, config, potential_factor=correction)
     """
 
     coefficients: Float[Array, "9 5"]
     spacing: float = eqx.field(static=True)
+    cells: float | None = eqx.field(static=True)
+    steps: tuple[int, int] | None = eqx.field(static=True)
+    error: tuple[float, float] | None = eqx.field(static=True)
 
-    def __init__(self, spacing: float, coefficients: Any = None):
-        shape = len(_WAVES), len(_TIMES)
-        self.spacing = float(spacing)
+    def __init__(
+        self,
+        spacing: float,
+        coefficients: Any = None,
+        *,
+        cells: float | None = None,
+        steps: tuple[int, int] | None = None,
+        error: tuple[float, float] | None = None,
+    ):
+        shape = len(_WAVES), len(_AMPLITUDES)
+        self.spacing, self.cells, self.steps, self.error = float(spacing), cells, steps, error
         self.coefficients = jnp.zeros(shape) if coefficients is None else jnp.asarray(coefficients, float)
         if self.coefficients.shape != shape:
             raise ArgumentError("coefficients", self.coefficients.shape, f"must have the shape {shape}")
 
-    def __call__(self, k: Float[Array, " n"], a: Float[Array, ""]) -> Float[Array, " n"]:
-        """Factor at wavenumbers [h/Mpc] and a scale factor."""
+    @classmethod
+    def auto(cls, config: Config) -> ForceCorrection:
+        """The correction of this package for a simulation.
+
+        Raises:
+          ValueError: none was trained for such particles, mesh or steps; the message has the nearest one.
+        """
+        found = [cls.load(path) for path in sorted(_TRAINED.glob("*.json"))]
+        nearest = min(found, key=lambda correction: correction._distance(config))
+        if nearest._distance(config) > 0:
+            constraint = f"none was trained for {_described(config)}; the nearest one is for {nearest._range()}"
+            raise ArgumentError("correction", "auto", constraint, "change the simulation, or train one")
+        nearest.check(config)
+        return nearest
+
+    def __call__(self, k: Float[Array, " n"], sigma8: Float[Array, ""]) -> Float[Array, " n"]:
+        """Factor at wavenumbers [h/Mpc] and the sigma8 of a time."""
         of_k = _spline((k[:, None] * self.spacing / math.pi - _WAVES.astype(k.dtype)[None]) / 0.2)
-        of_a = _spline((jnp.minimum(a, 1) - _TIMES.astype(k.dtype)) / 0.5)
-        products = self.coefficients.astype(k.dtype)[None] * of_k[:, :, None] * of_a[None, None]
-        return 1 + jnp.sum(products, axis=(1, 2))
+        of_s = _spline((jnp.minimum(sigma8, 1) - _AMPLITUDES.astype(k.dtype)) / 0.5)
+        products = self.coefficients.astype(k.dtype)[None] * of_k[:, :, None] * of_s[None, None]
+        return jnp.exp(jnp.sum(products, axis=(1, 2)))
+
+    def in_cosmology(self, table: GrowthTable) -> Callable[[Array, Array], Array]:
+        """Factor of (wavenumbers [h/Mpc], scale factor) in a cosmology."""
+        return lambda k, a: self(k, table.cosmo.sigma8 * table.D1(a))
 
     def check(self, config: Config) -> None:
-        """Raise ValueError unless the particles are at the distance of the correction, to 10 %."""
-        spacing = max(side / n for side, n in zip(config.box_size, config.particle_shape, strict=True))
-        if not 0.9 <= spacing / self.spacing <= 1.1:
-            constraint = f"is for particles {self.spacing:g} Mpc/h apart, and these are {spacing:.3g} Mpc/h apart"
+        """Raise ValueError unless a simulation is in the range of the training; the spacing to 10 %."""
+        if self._distance(config) > 0:
+            constraint = f"is for {self._range()}, and here are {_described(config)}"
             raise ArgumentError("correction", self, constraint, "take another one, or none", show_value=False)
+        if config.gradient != "finite-difference" or config.compensated:
+            raise ArgumentError("correction", self, "is for finite differences without compensation", show_value=False)
+
+    def _distance(self, config: Config) -> float:
+        """Logarithmic distance from the range of the training."""
+        spacing, cells = _of(config)
+        low, high = self.steps or (config.steps, config.steps)
+        return (
+            max(abs(math.log(spacing / self.spacing)) - math.log(1.1), 0)
+            + max(abs(math.log(cells / (self.cells or cells))) - 0.01, 0)
+            + max(math.log(low / config.steps), math.log(config.steps / high), 0)
+        )
+
+    def _range(self) -> str:
+        """Description for messages."""
+        steps = "" if self.steps is None else ", {} to {} steps".format(*self.steps)
+        return _apart(self.spacing, self.cells) + steps
 
     def save(self, path: str | Path, **provenance: Any) -> None:
         """Write a JSON file, with values that JSON holds as its provenance."""
-        content = {"spacing": self.spacing, "coefficients": np.asarray(self.coefficients, float).tolist()}
+        content = {"spacing": self.spacing, "cells": self.cells, "steps": self.steps, "error": self.error}
+        content |= {"coefficients": np.asarray(self.coefficients, float).tolist(), "provenance": provenance}
         with atomic_write(Path(path)) as aside:
-            aside.write_text(json.dumps(content | {"provenance": provenance}, indent=1) + "\n", encoding="utf-8")
+            aside.write_text(json.dumps(content) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> ForceCorrection:
@@ -83,11 +136,31 @@ class ForceCorrection(eqx.Module):
         try:
             content = json.loads(read_text(Path(path), _LARGEST))
             spacing, coefficients = float(content["spacing"]), np.asarray(content["coefficients"], float)
-            if 0 < spacing < math.inf and np.isfinite(coefficients).all():
-                return cls(spacing, coefficients)
+            cells, steps, error = (content[name] for name in ("cells", "steps", "error"))
+            low, high = steps or (1, 1)
+            given = [spacing, 1 if cells is None else cells, low, high, *(error or (1, 1))]
+            if all(0 < x < math.inf for x in given) and np.isfinite(coefficients).all():
+                pairs = [x and tuple(x) for x in (steps, error)]
+                return cls(spacing, coefficients, cells=cells, steps=pairs[0], error=pairs[1])
         except (ValueError, KeyError, TypeError, RecursionError):
             pass
         raise ArgumentError("correction", str(path), "is not a file of ForceCorrection.save")
+
+
+def _of(config: Config) -> tuple[float, float]:
+    """Distance of the particles, and mesh cells a particle along an axis; the largest."""
+    spacing = max(side / n for side, n in zip(config.box_size, config.particle_shape, strict=True))
+    return spacing, max(m / n for m, n in zip(config.mesh_shape, config.particle_shape, strict=True))
+
+
+def _described(config: Config) -> str:
+    """Description for messages."""
+    return f"{_apart(*_of(config))}, {config.steps} steps"
+
+
+def _apart(spacing: float, cells: float | None) -> str:
+    mesh = "" if cells is None else f", {cells:.3g} cell{'' if cells == 1 else 's'} a particle"
+    return f"particles {spacing:.3g} Mpc/h apart{mesh}"
 
 
 def _spline(x: Array) -> Array:

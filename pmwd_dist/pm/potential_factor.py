@@ -19,6 +19,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.parallel.decomposition import Shape3
 from pmwd_dist.pm import fourier
+from pmwd_dist.pm.force_correction import ForceCorrection
 
 PotentialFactor = Callable[[Array, Array], Array]
 Table = Float[Array, "nodes"]
@@ -47,9 +48,11 @@ def kick_time(table: GrowthTable, lower: Array, upper: Array) -> Array:
     return table.scale_factor((table.D1(lower) + table.D1(upper)) / 2)
 
 
-def with_neutrinos(factor: PotentialFactor | None, table: GrowthTable) -> PotentialFactor | None:
-    """A factor times the one of massive neutrinos, if any."""
+def in_cosmology(factor: PotentialFactor | None, table: GrowthTable) -> PotentialFactor | None:
+    """A factor of k and a, times the one of massive neutrinos, if any."""
     response = table.response
+    if isinstance(factor, ForceCorrection):
+        factor = factor.in_cosmology(table)
     if response is None or factor is None:
         return factor if response is None else response.force
     return lambda k, a: factor(k, a) * response.force(k, a)

@@ -47,3 +47,14 @@ def test_training_finds_the_force_of_the_references(decomposition: pmd.Decomposi
     half = infer.force_error(correction, level)
     np.testing.assert_allclose(half.power_ratio, found.power_ratio / 2, rtol=1e-10)
     np.testing.assert_array_equal(half.power, found.power)
+
+
+def test_a_correction_of_the_package_has_the_power_of_a_finer_run(single: pmd.Decomposition) -> None:
+    config = pmd.Config(64.0, 16, steps=10, decomposition=single)
+    fine = pmd.Config(64.0, 64, 32, steps=20, decomposition=single)
+    reference = infer.force_reference(jax.random.key(4), COSMO, config, fine, [1.0], fixed=True)
+    without, found = (
+        np.abs(np.log(infer.force_error(used, reference).power_ratio))[0, 4:].mean()
+        for used in (None, pmd.ForceCorrection.auto(config))
+    )
+    assert found < 0.5 * without

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import problems
 import pytest
 
 import pmwd_dist as pmd
@@ -20,9 +22,9 @@ def correction() -> pmd.ForceCorrection:
     return pmd.ForceCorrection(SPACING, np.random.default_rng(0).uniform(0, 1, (9, 5)))
 
 
-def at(x: Any, a: float) -> Any:
+def at(x: Any, sigma8: float) -> Any:
     """f at wavenumbers over the Nyquist frequency."""
-    return np.asarray(correction()(jnp.asarray(x) * NYQUIST, jnp.asarray(a))) - 1
+    return np.log(correction()(jnp.asarray(x) * NYQUIST, jnp.asarray(sigma8)))
 
 
 def test_the_correction_is_the_spline_of_its_formula() -> None:
@@ -36,8 +38,8 @@ def test_the_correction_is_the_spline_of_its_formula() -> None:
         return np.nan_to_num(np.array(basis))
 
     expected = [spline(0.2 * np.arange(2, 11), xi) @ np.asarray(correction().coefficients) for xi in x]
-    for a in (0.1, 0.7, 1.0):
-        np.testing.assert_allclose(at(x, a), expected @ spline(0.5 * np.arange(-1, 4), a), atol=1e-12)
+    for s in (0.1, 0.7, 1.0):
+        np.testing.assert_allclose(at(x, s), expected @ spline(0.5 * np.arange(-1, 4), s), atol=1e-12)
     np.testing.assert_array_equal(at(x, 1.5), at(x, 1.0))
     np.testing.assert_allclose(at([1e-3], 0.5) / at([5e-4], 0.5), 8, rtol=1e-6)  # as k^3
     assert (np.asarray(pmd.ForceCorrection(SPACING)(jnp.asarray(x), jnp.asarray(0.5))) == 1).all()
@@ -45,13 +47,20 @@ def test_the_correction_is_the_spline_of_its_formula() -> None:
 
 def test_a_file_holds_every_bit_and_others_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "force.json"
-    correction().save(path, seeds=[1, 2], loss=0.1)
+    values: Any = {"cells": 2, "steps": (10, 40), "error": (0.5, 1.5)}
+    pmd.ForceCorrection(SPACING, correction().coefficients, **values).save(path, seeds=[1, 2], loss=0.1)
     again = pmd.ForceCorrection.load(path)
-    assert again.spacing == SPACING
+    assert (again.spacing, {name: getattr(again, name) for name in values}) == (SPACING, values)
     np.testing.assert_array_equal(again.coefficients, correction().coefficients)
     content = json.loads(path.read_text())
     assert content["provenance"] == {"seeds": [1, 2], "loss": 0.1}
-    for change in ({"spacing": -1}, {"spacing": "two"}, {"coefficients": [[1]]}, {"coefficients": [["x"] * 5] * 9}):
+    for change in (
+        {"spacing": -1},
+        {"spacing": "two"},
+        {"coefficients": [[1]]},
+        {"coefficients": [["x"] * 5] * 9},
+        {"steps": [0, 9]},
+    ):
         path.write_text(json.dumps(content | change))
         with pytest.raises(ValueError, match=r"is not a file of ForceCorrection.save"):
             pmd.ForceCorrection.load(path)
@@ -60,3 +69,40 @@ def test_a_file_holds_every_bit_and_others_are_refused(tmp_path: Path) -> None:
         pmd.ForceCorrection.load(path)
     with pytest.raises(ValueError, match=r"coefficients=\(2,\) must have the shape \(9, 5\)"):
         pmd.ForceCorrection(SPACING, [1.0, 2.0])
+
+
+@pytest.mark.parametrize(("spacing", "cells"), [(2, 1), (2, 2), (4, 1), (4, 2)])
+def test_the_package_has_corrections(spacing: float, cells: int) -> None:
+    def config(spacing: float = spacing, **options: Any) -> pmd.Config:
+        return pmd.Config(8.0 * spacing, 8 * cells, 8, **({"steps": 20} | options))
+
+    found = pmd.ForceCorrection.auto(config(1.09 * spacing))
+    assert (found.spacing, found.cells) == (spacing, cells)
+    assert found.error is not None
+    k = jnp.linspace(0.01, 1, 50) * np.pi / spacing * cells
+    for sigma8 in (0.1, 0.5, 1.0):
+        assert (jnp.abs(jnp.log(found(k, jnp.asarray(sigma8)))) < 2).all()
+    near = f"the nearest one is for particles {spacing} Mpc/h apart, {cells} cells? a particle"
+    for other in (config(1.2 * spacing), config(steps=45)):
+        with pytest.raises(ValueError, match=near):
+            pmd.ForceCorrection.auto(other)
+    with pytest.raises(ValueError, match="is for finite differences"):
+        pmd.ForceCorrection.auto(config(gradient="spectral"))
+
+
+@pytest.mark.parametrize("decomposition", [(1, 1), (2, 2)], indirect=True)
+def test_the_cosmology_moves_the_factor(decomposition: pmd.Decomposition) -> None:
+    config = pmd.Config(16.0, 8, steps=2, lpt_order=1, a_start=0.2, halo=2, decomposition=decomposition)
+    cosmo = problems.cosmology()
+    modes = pmd.linear_modes(pmd.white_noise(jax.random.key(0), config), cosmo, config)
+    particles = pmd.lpt(modes, cosmo, config)
+
+    @jax.jit
+    def loss(sigma8: Any) -> Any:
+        table = pmd.growth_table(problems.cosmology(sigma8=sigma8))
+        return jnp.mean(pmd.nbody(particles, table, config, potential_factor=correction()).particles.disp ** 2)
+
+    sigma8, step = jnp.asarray(0.6), 1e-4
+    expected = (loss(sigma8 + step) - loss(sigma8 - step)) / (2 * step)
+    np.testing.assert_allclose(jax.grad(loss)(sigma8), expected, rtol=1e-5)
+    assert abs(expected) > 1e-3 * loss(sigma8)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax_cosmo
 import numpy as np
+import problems
 import pytest
 
 import pmwd_dist as pmd
@@ -68,6 +70,16 @@ def test_errors_follow_the_tables() -> None:
     assert error(mesh_shape=64, particle_shape=32, compensated=True)[0] == pytest.approx(0.7 + 0.5)
     assert error(5, box_size=32.0)[1] == pytest.approx(17.0 + 38.2)
     assert expected_error(*simulate(particle_shape=64)) is None
+
+
+def test_a_correction_has_its_own_error_and_cosmologies() -> None:
+    simulation, times = simulate()
+    corrected = replace(simulation, potential_factor=pmd.ForceCorrection(4.0, error=(0.7, 1.21)))
+    assert "about 0.7 % to k = 0.2 and 2 % to k = 0.39 h/Mpc" in accuracy_line(corrected, times)
+    assert corrected.correction_warnings() == simulation.correction_warnings() == []
+    (text,) = replace(corrected, cosmo=problems.cosmology(sigma8=1.0)).correction_warnings()
+    assert text == "cosmology.sigma8 = 1: force.correction was trained from 0.653 to 0.98"
+    assert expected_error(replace(corrected, potential_factor=pmd.ForceCorrection(4.0)), times) is None
 
 
 def test_errors_in_words() -> None:

@@ -283,7 +283,8 @@ def test_processes(tmp_path: Path, no_figures: None):
 def test_pencils_of_processes(tmp_path: Path, no_figures: None):
     """Four processes go on where one began, and leave nothing but their lines on the terminal."""
     linear_power(tmp_path / "p.txt")
-    (tmp_path / "plain.toml").write_text(PLAIN)
+    pmd.ForceCorrection(4.0, np.full((9, 5), 0.2)).save(tmp_path / "force.json")
+    (tmp_path / "plain.toml").write_text(f'{PLAIN}\n[force]\ncorrection = "force.json"\n')
     with pytest.raises(Interrupted):
         alone(tmp_path / "begun_on_one", tmp_path / "plain.toml", time_limit=0.01)
     done = start(4, tmp_path, "-c", BEGIN + PENCILS)

@@ -232,7 +232,10 @@ def test_correction_of_the_force_is_for_its_particles(file: Path):
     pmd.ForceCorrection(size, np.full((9, 5), 0.1)).save(path, seeds=[1, 2])
     assert build(read(file, ["force.correction=force.json"])).potential_factor.spacing == size
     (problem,) = problems(file, "force.correction=force.json", f"box.size={1.5 * read(file).box.size[0]}")
-    assert f"is for particles {size:g} Mpc/h apart, and these are {1.5 * size:.3g} Mpc/h apart; take" in problem
+    assert f"is for particles {size:g} Mpc/h apart, and here are particles {1.5 * size:.3g} Mpc/h apart" in problem
+    (problem,) = problems(file, "force.correction=auto", "box.size=480", "time.steps=20")
+    words = "none was trained for particles 30 Mpc/h apart, 1 cell a particle, 20 steps; the nearest one is for"
+    assert f'force.correction = "auto": {words} particles 4 Mpc/h apart, 1 cell a particle, ' in problem
 
 
 @pytest.mark.parametrize(("columns", "words"), [(2, ""), (4, ", columns 1 and 2 of 4")])

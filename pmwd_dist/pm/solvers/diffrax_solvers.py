@@ -18,7 +18,7 @@ from pmwd_dist.pm.gravity import acceleration
 from pmwd_dist.pm.inputs import check_table
 from pmwd_dist.pm.paint import halo_limit
 from pmwd_dist.pm.particles import Particles
-from pmwd_dist.pm.potential_factor import PotentialFactor, kick_time, tabulate, with_neutrinos
+from pmwd_dist.pm.potential_factor import PotentialFactor, in_cosmology, kick_time, tabulate
 from pmwd_dist.pm.solvers.bullfrog import bullfrog
 from pmwd_dist.pm.solvers.coefficients import Coefficients, rates
 from pmwd_dist.pm.solvers.fastpm import fastpm
@@ -50,7 +50,7 @@ class ParticleMesh(diffrax.AbstractTerm[Any, Any]):
 
     def acceleration(self, disp: Array, a: Any, table: GrowthTable) -> tuple[Array, Array]:
         """Acceleration [Mpc/h] at a scale factor, and the largest displacement [mesh cells]."""
-        factor = with_neutrinos(self.potential_factor, table)
+        factor = in_cosmology(self.potential_factor, table)
         if factor is None:
             return acceleration(disp, self.config)
         return acceleration(disp, self.config, tabulate(factor, jnp.asarray(a, disp.dtype), self.config))

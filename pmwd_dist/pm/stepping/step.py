@@ -24,7 +24,7 @@ from pmwd_dist.ops.rounding import round_straight_through
 from pmwd_dist.pm.gravity import acceleration, force_meshes, padded_force
 from pmwd_dist.pm.paint import block_geometry, halo_limit, largest_on_devices, max_displacement_block, with_halo
 from pmwd_dist.pm.particles import ExactParticles, Particles, largest, momentum_unit, resolution, significant_bits
-from pmwd_dist.pm.potential_factor import PotentialFactor, Table, kick_time, tabulate, with_neutrinos
+from pmwd_dist.pm.potential_factor import PotentialFactor, Table, in_cosmology, kick_time, tabulate
 from pmwd_dist.pm.solvers import Coefficients, Formula
 from pmwd_dist.pm.status import Code, Status, failure
 from pmwd_dist.pm.stepping import potential_cache
@@ -81,7 +81,7 @@ def coefficients_of(
 
     Outside of tracing this is a compiled program of its own: all drivers of the same steps use the same bits.
     """
-    factor = with_neutrinos(factor, table)
+    factor = in_cosmology(factor, table)
 
     def of_step(lower: Array, upper: Array) -> Coefficients:
         tabulated = None if factor is None else tabulate(factor, kick_time(table, lower, upper), config)

@@ -72,7 +72,7 @@ def _write_config(job: Job) -> None:
     folder, settings = job.folder, job.settings
     files = {"cosmology": settings.cosmology.table, "force": settings.force.correction}
     # Read before files are removed: perhaps they are those of the earlier run.
-    copies = {section: Path(file).read_bytes() for section, file in files.items() if file is not None}
+    copies = {section: Path(file).read_bytes() for section, file in files.items() if file not in (None, "auto")}
     own = identity(job)
     if _content(folder):
         manifest.remove_files(folder)

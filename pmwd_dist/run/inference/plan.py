@@ -163,6 +163,7 @@ class InferenceJob(Job):
                 coarse = convergence_warning(self.simulation, self.settings.model.gravity, compared)
                 warnings += [] if coarse is None else [coarse]
         warnings += self.simulation.power_warnings() + amplitude_warnings(self.settings.cosmology, self.simulation)
+        warnings += self.simulation.correction_warnings()
         warnings += _of_priors(self) + _of_view(self)
         warnings += coverage_warnings(self.settings, self.simulation.light_cone, self.simulation.cosmo)
         if sampler.chains == 1:

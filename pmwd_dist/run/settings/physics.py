@@ -45,6 +45,7 @@ from pmwd_dist.run.settings.table import read_table
 from pmwd_dist.run.settings.writing import argument_problem, toml_value
 
 _LARGE_SCALES = 2e-3  # wavenumbers [h/Mpc] at which P(k) is primordial
+_TRAINED = {"omega_m": (0.247, 0.371), "sigma8": (0.653, 0.98)}  # benchmarks/train_force.py
 Table = tuple[np.ndarray, np.ndarray]
 
 # Keys of the file, by the library's arguments.
@@ -157,6 +158,18 @@ class SimulationSetup:
             text += "; it must be in (Mpc/h)^3 with k in h/Mpc, at z = 0"
         return [text]
 
+    def correction_warnings(self) -> list[str]:
+        """Warnings about a cosmology outside of the training of the correction of the force."""
+        if self.potential_factor is None or self.potential_factor.error is None:
+            return []
+        values = {"omega_m": float(np.asarray(self.cosmo.Omega_c + self.cosmo.Omega_b)), "sigma8": self.sigma8}
+        return [
+            f"cosmology.{name} = {value:.3g}: force.correction was trained from {low:g} to {high:g}"
+            for name, value in values.items()
+            for low, high in [_TRAINED[name]]
+            if not low <= value <= high
+        ]
+
     def linear_power(self, k: ArrayLike) -> np.ndarray:
         """Linear P(k) at a = 1 [(Mpc/h)^3] at k [h/Mpc]; NaN beyond a table."""
         k = np.asarray(k, float)
@@ -243,8 +256,8 @@ def kind_of(settings: Settings) -> NoiseKind:
 def correction_of(settings: Settings, config: Config) -> ForceCorrection | None:
     """The correction of the force; ArgumentError if the file can't be read, or is for other particles."""
     name = settings.force.correction
-    if name is None:
-        return None
+    if name is None or name == "auto":
+        return None if name is None else ForceCorrection.auto(config)
     try:
         correction = ForceCorrection.load(name)
         correction.check(config)

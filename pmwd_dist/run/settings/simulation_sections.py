@@ -183,10 +183,11 @@ class Force(Section):
         "frequency; docs/explanation/accuracy.md says what P(k) gains or loses",
         False,
     )
-    correction: File | None = about(
-        "file of a trained correction of the force on small scales, from ForceCorrection.save; default: none",
+    correction: Literal["auto"] | File | None = about(
+        'trained correction of the force on small scales: "auto", one of this package, which docs/howto/force.md '
+        "lists, or a file from ForceCorrection.save; default: none",
         None,
-        "force.json",
+        "auto",
     )
 
 

@@ -81,11 +81,13 @@ _CONVERGED = 5.0  # error of P(k) of a model that is converged [per cent]
 def expected_error(simulation: SimulationSetup, times: Sequence[float]) -> tuple[float, float] | None:
     """Error of P(k) at z = 0 [per cent] up to 1/4 and to 1/2 of the particles' Nyquist frequency.
 
-    None where nothing was measured: meshes coarser than the particles, corrected forces.
+    None where nothing was measured: meshes coarser than the particles, corrections from elsewhere.
     """
+    if simulation.potential_factor is not None:
+        return simulation.potential_factor.error
     config = simulation.config
     cells = min(m / n for m, n in zip(config.mesh_shape, config.particle_shape, strict=True))
-    if cells < 1 or simulation.potential_factor is not None:
+    if cells < 1:
         return None
     fine, steps, a_start = cells >= 2, len(times) - 1, config.a_start
     error = _at(_TWO_CELLS if fine else _ONE_CELL, _STARTS, a_start, config)

@@ -184,6 +184,7 @@ class SimulationJob(Job):
             raise SettingsError(problems)
         simulation = self.simulation
         warnings += simulation.power_warnings() + amplitude_warnings(self.settings.cosmology, simulation)
+        warnings += simulation.correction_warnings()
         warnings += accuracy.bias_warnings(self.settings)
         warnings += coverage_warnings(self.settings, simulation.light_cone, simulation.cosmo)
         return [f"warning: {text}" for text in (*warnings, accuracy.growth_warning(simulation, self.times)) if text]
