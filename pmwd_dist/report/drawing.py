@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Container, Iterable
@@ -61,23 +62,19 @@ def _main() -> None:
     figure = plot.density(np.ones((2, 2)), (1.0, 1.0))  # for modules and fonts, before the first path comes
     figure.set_dpi(DPI)
     figure.draw_without_rendering()
-    running, due = dict[int, Path](), dict[Path, None]()
-    while (lines := os.read(0, 1 << 16)) or due or running:
-        due |= dict.fromkeys(map(Path, os.fsdecode(lines).splitlines()))
-        while running and (ended := os.waitpid(-1, os.WNOHANG if lines else 0)[0]):
-            del running[ended]
-            if not lines:
-                break
-        for path in list(due):
-            while len(running) >= (os.cpu_count() or 1):
+    running = dict[int, Path]()
+    while lines := os.read(0, 1 << 16):
+        for path in dict.fromkeys(map(Path, os.fsdecode(lines).splitlines())):
+            for child in (child for child, drawn in running.items() if drawn == path):
+                os.kill(child, signal.SIGKILL)  # there are newer data
+            while path in running.values() or len(running) >= (os.cpu_count() or 1):
                 del running[os.wait()[0]]
-            if path in running.values():
-                continue  # again with the next figures, or at the end
-            del due[path]
             if child := os.fork():
                 running[child] = path
             else:
                 _draw(path)
+    while running:
+        del running[os.wait()[0]]
 
 
 def _draw(path: Path) -> None:

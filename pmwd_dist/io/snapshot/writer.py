@@ -125,7 +125,8 @@ class Snapshot:
         # Of HDF5 1.10 and newer: everything in the file has a checksum.
         with h5py.File(path, "w", libver=("v110", "v110")) as file:
             self._create(file)
-            arrays: Any = file["PartType1"]
+            particles: Any = file["PartType1"]
+            arrays = dict(particles)  # h5py takes long to find one
             for number, chunk in enumerate(chunks):
                 for name, words in chunk.items():
                     self._write_chunk(arrays[name], number * self._layout.rows, words)

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.stages import Lowered
 
-from pmwd_dist._jax.arrays import as_array
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology import growth, linear_power
 from pmwd_dist.cosmology.growth import growth_table_to
@@ -43,6 +42,8 @@ def compile_ahead(settings: SimulationSettings) -> None:
     Errors are left to those who compile the programs next: settings with problems, or too little memory.
     """
     with suppress(ValueError), ThreadPoolExecutor() as pool:
+        for device in jax.local_devices():
+            pool.submit(jax.device_put, 0.0, device)  # GPUs reserve their memory, for seconds, at the first array
         config, room = config_of(settings), resources.room()
         if jax.process_count() == 1 and room.needed(least_memory(config), config) <= room.total:
             for program in _first_programs(settings, config):
@@ -51,7 +52,8 @@ def compile_ahead(settings: SimulationSettings) -> None:
 
 def _first_programs(settings: SimulationSettings, config: Config) -> Generator[Lowered]:
     """The programs, those first that take longest to compile."""
-    own, table = parameters(cosmology_of(settings)), table_like(config, cosmology_of(settings))
+    cosmo = cosmology_of(settings)
+    own, table = jax.eval_shape(lambda: parameters(cosmo)), table_like(config, cosmo)
     yield growth._tabulate.lower(own, order=table.order)
     noise, cosmology, kind = settings.noise, settings.cosmology, kind_of(settings)
     if settings.start.snapshot is None:
@@ -59,7 +61,7 @@ def _first_programs(settings: SimulationSettings, config: Config) -> Generator[L
     spectrum = lowered_power(config)
     yield spectrum
     for shape in (power_nodes(config).shape, spectrum.out_info.k.shape) if cosmology.table is None else ():
-        k = as_array(np.ones(shape))
+        k = jax.ShapeDtypeStruct(shape, vectors_like(config).dtype)
         yield linear_power._normalised_to_sigma8.lower(k, own, _like(table).response, transfer=cosmology.linear_power)
     knots = time_steps.knots_of(config, settings.scale_factors)
     yield time_steps._times.lower(table, tuple(knots), tuple(time_steps.shares_of(knots, config.steps)))
