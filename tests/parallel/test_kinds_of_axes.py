@@ -82,12 +82,11 @@ def close(results: dict[str, Any], expected: dict[str, np.ndarray]) -> None:
         np.testing.assert_allclose(np.asarray(x), expected[name], rtol=0, atol=1e-9 * scale, err_msg=name)
 
 
-@pytest.mark.parametrize(
-    ("kind", "division", "current"),
-    [("explicit", "slabs", False), ("explicit", "pencils", True), ("auto", "pencils", True)],
-)
-def test_simulations(kind: str, division: str, current: bool, cosmo: Any, expected: dict[str, np.ndarray]) -> None:
-    mesh = mesh_of(kind, division)
+@pytest.mark.parametrize(("division", "current"), [("slabs", False), ("pencils", True)])
+def test_simulations_on_explicit_axes(
+    division: str, current: bool, cosmo: Any, expected: dict[str, np.ndarray]
+) -> None:
+    mesh = mesh_of("explicit", division)
     with jax.set_mesh(mesh) if current else nullcontext():
         config = config_of(pmd.Decomposition() if current else pmd.Decomposition(mesh=mesh))
         noise = pmd.white_noise(jax.random.key(0), config)
@@ -95,32 +94,28 @@ def test_simulations(kind: str, division: str, current: bool, cosmo: Any, expect
         close(results, expected)
         for name in ("density", "galaxies", "gradient"):
             assert results[name].sharding.is_equivalent_to(config.decomposition.sharding, 3), name
-            if kind == "explicit":
-                assert jax.typeof(results[name]).sharding.spec == jax.typeof(noise).sharding.spec != P(None, None, None)
+            assert jax.typeof(results[name]).sharding.spec == jax.typeof(noise).sharding.spec != P(None, None, None)
         if not current:
             close(simulate(noise, cosmo, config), expected)
 
 
-def test_simulations_in_blocks(cosmo: Any, expected: dict[str, np.ndarray]) -> None:
-    config = config_of(pmd.Decomposition((2, 2)))
-    noise = pmd.white_noise(jax.random.key(0), config)
+@pytest.mark.parametrize("blocks", [False, True])
+def test_simulations_on_auto_axes_and_in_blocks(blocks: bool, cosmo: Any, expected: dict[str, np.ndarray]) -> None:
+    with jax.set_mesh(mesh_of("auto", "pencils")):
+        config = config_of(pmd.Decomposition())
+        noise = pmd.white_noise(jax.random.key(0), config)
 
-    def density_and_code(block: Any) -> Any:
-        particles = pmd.lpt(pmd.linear_modes(block, cosmo, config), cosmo, config)
-        solution = pmd.nbody(particles, cosmo, config, saveat=[0.5, 1.0])
-        return pmd.density(solution.particles, config), solution.status.code
+        def loss(noise: Any) -> Any:
+            particles = pmd.lpt(pmd.linear_modes(noise, cosmo, config), cosmo, config)
+            solution = pmd.nbody(particles, cosmo, config, saveat=[0.5, 1.0])
+            density = pmd.density(solution.particles, config)
+            return (density**2).sum() / 16**3, {"density": density, "code": solution.status.code}
 
-    def loss(block: Any) -> Any:
-        return (density_and_code(block)[0] ** 2).sum() / 16**3
-
-    spec = P("x", "y")
-    both = jax.shard_map(
-        lambda block: (*density_and_code(block), jax.grad(loss)(block)),
-        mesh=config.decomposition.mesh,
-        in_specs=spec,
-        out_specs=(spec, P(), spec),
-    )
-    close(dict(zip(("density", "code", "gradient"), jax.jit(both)(noise), strict=True)), expected)
+        both, spec = jax.grad(loss, has_aux=True), P("x", "y")
+        if blocks:
+            both = jax.shard_map(both, in_specs=spec, out_specs=(spec, {"density": spec, "code": P()}))
+        slope, results = jax.jit(both)(noise)
+    close(results | {"gradient": slope}, expected)
 
 
 def posterior_of(forward: Any, likelihood: Any) -> tuple[infer.Posterior, Any]:
