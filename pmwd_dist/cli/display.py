@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -36,7 +35,7 @@ class Display:
 
     def __init__(self, *, profile: bool = False) -> None:
         self.profile = profile
-        self.console = _Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self.console = _Console(highlight=False, soft_wrap=True)  # writes to what sys.stdout is then
         self.bar: Progress | None = None
         self.task = TaskID(0)
         self.steps = 0

@@ -332,7 +332,8 @@ def test_waiting_for_processes_is_said_and_ends(monkeypatch: pytest.MonkeyPatch)
             assert "waiting for 8 processes to start, on localhost; PMWD_ALONE=1" in first
             if end is not None:
                 process.send_signal(end)
-            rest = process.stderr.read()  # `communicate` would leave out what `readline` has read ahead
+            with process.stderr as stream:
+                rest = stream.read()  # `communicate` would leave out what `readline` has read ahead
             process.wait(timeout=20)
         finally:
             process.kill()

@@ -162,12 +162,19 @@ command("infer", "small.toml", "--output", "faulty", *slabs, *mask)
 """
 
 PENCILS = """
+import time
 pencils = ("--set", "devices.pdims=[2, 2]")
 codes = {
     "resumed": command("resume", "begun_on_one", *pencils),
 }
 finish(codes)
-command("doctor")
+
+def end_all():
+    os.kill(os.getppid(), signal.SIGTERM)  # as a batch system does, to mpirun
+    time.sleep(60)
+
+before_step(2, 1, end_all)
+command("run", "plain.toml", "--output", "ended", "--set", "output.checkpoint_every=1", *pencils)
 """
 
 
@@ -281,7 +288,7 @@ def test_processes(tmp_path: Path, no_figures: None):
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_pencils_of_processes(tmp_path: Path, no_figures: None):
-    """Four processes go on where one began, and leave nothing but their lines on the terminal."""
+    """Four processes go on where one began, and one where four were ended through mpirun."""
     linear_power(tmp_path / "p.txt")
     pmd.ForceCorrection(4.0, np.full((9, 5), 0.2)).save(tmp_path / "force.json")
     (tmp_path / "plain.toml").write_text(f'{PLAIN}\n[force]\ncorrection = "force.json"\n')
@@ -289,8 +296,11 @@ def test_pencils_of_processes(tmp_path: Path, no_figures: None):
         alone(tmp_path / "begun_on_one", tmp_path / "plain.toml", time_limit=0.01)
     done = start(4, tmp_path, "-c", BEGIN + PENCILS)
     assert codes_of(done) == {"resumed": 0}
-    assert (done.returncode, done.stderr) == (0, "")
-    compare(tmp_path / "begun_on_one", alone(tmp_path / "one", tmp_path / "plain.toml"))
+    assert (done.returncode, done.stdout.count("step 3/3")) == (1, 1)
+    assert status_of(tmp_path / "ended") == "running"
+    one = alone(tmp_path / "one", tmp_path / "plain.toml")
+    compare(tmp_path / "begun_on_one", one)
+    compare(alone(tmp_path / "ended", tmp_path / "ended" / "config.toml", resume=True), one)
 
 
 @pytest.mark.mpi
