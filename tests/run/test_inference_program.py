@@ -24,9 +24,7 @@ COUNTS = (
     .replace("a_stop = 0.5", "a_stop = 0.5\nlpt_order = 1")
     .replace(
         "[priors]",
-        """[cosmology]
-linear_power = "boltzmann"
-[priors]
+        """[priors]
 h = { kind = "normal", mean = 0.68, sd = 0.03 }
 n_s = { kind = "normal", mean = 0.96, sd = 0.02 }""",
     )
