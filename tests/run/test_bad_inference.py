@@ -59,6 +59,10 @@ WRONG = {
         "cosmology.A_s=2e-9",
         'priors.sigma8={ kind = "normal", mean = 0.8, sd = 0.1, low = 0.2 }',
     ],
+    "priors.w0: has no effect beside cosmology.w_table; leave it out": [
+        "cosmology.w_table=[[0.5, -0.9], [1.0, -1.0]]",
+        'priors.w0={ kind = "normal", mean = -1.0, sd = 0.1, high = -0.1 }',
+    ],
     "cosmology.f_nl: of an inference, needs a prior": ["cosmology.f_nl=10.0"],
     'model.bias = "lagrangian": is of particles': ["model.bias=lagrangian"],
     r"\[output\]: unknown section; use box, time, .*, data, model": ["output.redshifts=0"],

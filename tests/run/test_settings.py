@@ -357,6 +357,7 @@ def test_a_table_of_w_takes_the_place_of_w0(file: Path):
     a = np.array([0.2, 0.5, 0.8])
     np.testing.assert_array_equal(pmd.growth(a, build(settings).cosmo), pmd.growth(a, expected))
     assert "cosmology.w0 = -0.9: has no effect beside" in problems(file, table, "cosmology.w0=-0.9")[0]
+    assert "dark energy dominates early" in problems(file, "cosmology.w_table=[[0.5, 0.0], [1.0, -1.0]]")[0]
     assert "must hold two or more pairs [a, w]" in problems(file, "cosmology.w_table=[[1.0, -1.0], [0.5, -1.0]]")[0]
 
 

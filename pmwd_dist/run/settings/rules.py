@@ -237,6 +237,8 @@ def _priors(settings: InferenceSettings) -> Rules:
         "sigma8" in given and ("A_s" in given or cosmology.A_s is not None),
         "priors.sigma8: follows from A_s; leave one of them out",
     )
+    for name in {"w0", "wa"} & given.keys():
+        yield cosmology.w_table is not None, f"priors.{name}: has no effect beside cosmology.w_table; leave it out"
     yield cosmology.f_nl != 0 and "f_nl" not in given, "cosmology.f_nl: of an inference, needs a prior; add priors.f_nl"
     if cosmology.table is not None:
         unchanged = "would not change the P(k) of cosmology.linear_power"

@@ -69,6 +69,8 @@ def _power_path(value: str, info: ValidationInfo) -> str:
 def _ascending(pairs: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
     if len(pairs) < 2 or any(high <= low for (low, _), (high, _) in pairwise(((0.0, 0.0), *pairs))):
         raise ValueError("must hold two or more pairs [a, w], with positive scale factors a that ascend")
+    if pairs[0][1] >= 0:
+        raise ValueError(f"must begin with w < 0, as with w = {pairs[0][1]:g} dark energy dominates early")
     return pairs
 
 
