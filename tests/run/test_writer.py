@@ -1,0 +1,44 @@
+"""Chunks of a snapshot are written while others are computed."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from pmwd_dist.run.simulation.writer import Writer
+
+
+@pytest.mark.parametrize("buffer", [0, 10**9])
+def test_few_chunks_wait_to_be_written(tmp_path: Path, buffer: int):
+    made, most, go = [0], [0], threading.Event()
+
+    class Many:
+        chunk_size = 10**6
+
+        def path(self, path):
+            return path
+
+        def chunks(self):
+            for _ in range(100):
+                made[0] += 1
+                yield made[0]
+
+        def write(self, path, chunks):
+            for number in chunks:
+                most[0] = max(most[0], made[0] - number)
+                go.wait(0.001 if buffer == 0 else 100)
+            path.touch()
+
+    with Writer(buffer) as writer:
+        assert writer.write(Many(), tmp_path / "s.hdf5") == "s.hdf5"
+        assert not (tmp_path / "s.hdf5").exists()
+        ended: list[bool] = []
+        writer.pending = 1, None, lambda: ended.append(True)
+        assert buffer == 0 or not writer.finished()
+        go.set()
+        writer.finish()
+        assert ended == [True] and writer.pending is None
+    assert [path.name for path in tmp_path.iterdir()] == ["s.hdf5"]
+    assert most[0] <= 4 if buffer == 0 else most[0] > 90
