@@ -11,9 +11,8 @@ b^2 / (b^2 + e^2), which minimises the mean square of the remainder.
 
 The parameters u are whitened. Their prior is standard normal, so that the corrected density is normalisable.
 
-The tuning is too short for an estimate: b and e both grow as the root of the number of modes. `sample` therefore
-estimates b where its draws show a bias, discards them, and starts the chains over with the correction. It never changes
-while draws are kept. The remainder is estimated in the same way, from s - b v.
+The tuning is too short for an estimate. `sample` estimates b where its draws show a bias, discards them, and starts the
+chains over with the correction, which never changes while draws are kept. The remainder is estimated from s - b v.
 """
 
 from __future__ import annotations

@@ -220,15 +220,9 @@ class Schedule:
         kept = is_stable(energy, fine, target, late=late and method == "mclmc")
         step = after_block(state.step, energy, target, method, stable=kept)
         failed, steps = (state.failed, state.steps) if state.blocks else (0, 0)
-        state = state._replace(
-            blocks=state.blocks + 1,
-            total=state.total + 1,
-            step=step,
-            kept=kept,
-            failed=failed + int(np.sum(~fine)),
-            steps=steps + fine.size,
-            all_failed=state.all_failed + int(np.sum(~fine)),
-        )
+        new = int(np.sum(~fine))
+        state = state._replace(failed=failed + new, steps=steps + fine.size, all_failed=state.all_failed + new)
+        state = state._replace(blocks=state.blocks + 1, total=state.total + 1, step=step, kept=kept)
         if not kept or 2 * state.blocks <= self.length(state):
             return state
         joined = {}
