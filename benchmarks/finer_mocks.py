@@ -28,8 +28,8 @@ PRIOR = {"sigma8": 0.2, "Omega_m": 0.1}  # standard deviations
 
 def data(key: Any, fine: pmd.Config, mesh: int) -> Any:
     """Density of a finer simulation on the mesh of the model."""
-    noise, parameters = pmd.white_noise(key, fine, nested=True), {n: jnp.asarray(v) for n, v in TRUTH.items()}
-    modes, table = infer.Simulation(fine, jax_cosmo.Planck15()).linear_modes(noise, parameters)
+    noise = pmd.white_noise(key, fine, nested=True)
+    modes, table = infer.Simulation(fine, jax_cosmo.Planck15()).linear_modes(noise, TRUTH)
     end = pmd.nbody(pmd.lpt(modes, table, fine), table, fine).raise_if_failed().particles
     return pmd.density(end, pmd.Config(fine.box_size, mesh, fine.particle_shape, halo=fine.halo))
 

@@ -285,7 +285,7 @@ def cosmology_at(
     parameters: Mapping[str, ArrayLike], fiducial: Parameters, table: GrowthTable
 ) -> tuple[Parameters, GrowthTable]:
     """The cosmology with these parameters and fiducial ones, and its growth table, recomputed only if it changes."""
-    changes = {name: parameters[name] for name in COSMOLOGY if name in parameters}
+    changes = {name: jnp.asarray(parameters[name]) for name in COSMOLOGY if name in parameters}
     if fiducial.w_table is not None and (unused := sorted(changes.keys() & {"w0", "wa"})):
         raise ArgumentError(unused[0], None, "has no effect beside the w_table of the cosmology", "leave it out")
     if "m_nu" in changes and fiducial.n_eff is None:

@@ -238,6 +238,16 @@ def test_sampled_parameters_without_effect_on_a_table_are_refused(
 
 
 @pytest.mark.filterwarnings("ignore:data are 1 everywhere")
+def test_modes_and_table_of_python_numbers_run(cosmo: Any) -> None:
+    config = configure(mesh_shape=8, box_size=80.0, steps=1)
+    noise = pmd.white_noise(jax.random.key(0), config)
+    ends = []
+    for values in ({"sigma8": 0.8, "Omega_m": 0.3}, {"sigma8": jnp.asarray(0.8), "Omega_m": jnp.asarray(0.3)}):
+        modes, table = infer.Simulation(config, cosmo).linear_modes(noise, values)
+        ends.append(pmd.nbody(pmd.lpt(modes, table, config), table, config).particles.disp)
+    np.testing.assert_allclose(*ends, atol=1e-5)
+
+
 def test_a_failed_simulation_has_no_density() -> None:
     config = configure()
     position = {"noise": 0.1 * jnp.ones(SHAPE), "parameters": {}}
