@@ -155,7 +155,7 @@ def normalised_power(table_k: Array, table_power: Array, sigma8: ArrayLike) -> A
 def check_sigma8_range(table_k: np.ndarray, cosmo: Cosmology) -> None:
     """Raise ArgumentError unless a tabulated P(k) covers the k that sigma8 needs, for `normalised_power`.
 
-    At most 5e-4 of sigma8 may lie beyond each end of the table, by the P(k) of Eisenstein & Hu.
+    At most 5e-4 of sigma8 may lie beyond each end of the table, by the P(k) of `linear_power`.
     """
     density = _variance_weights(8.0) * np.asarray(linear_power(np.exp(_LOG_K), cosmo), float)
     below = np.cumsum(density) / np.sum(density)

@@ -188,7 +188,7 @@ def amplitude_warnings(values: CosmologySettings, simulation: SimulationSetup) -
 
 
 def _has_shape_in_mpc(k: np.ndarray, power: np.ndarray, cosmo: Cosmology) -> bool:
-    """Whether a table has the shape of the P(k) of Eisenstein & Hu if its k is in 1/Mpc, and far from it in h/Mpc."""
+    """Whether a table has the shape of our P(k) if its k is in 1/Mpc, and far from it in h/Mpc."""
     inside = (k > 0.01) & (k < 1)
     if np.count_nonzero(inside) < 8:
         return False
