@@ -287,7 +287,8 @@ def cosmology_at(
     """The cosmology with these parameters and fiducial ones, and its growth table, recomputed only if it changes."""
     changes = {name: jnp.asarray(parameters[name]) for name in COSMOLOGY if name in parameters}
     if fiducial.w_table is not None and (unused := sorted(changes.keys() & {"w0", "wa"})):
-        raise ArgumentError(unused[0], None, "has no effect beside the w_table of the cosmology", "leave it out")
+        constraint = "has no effect beside the w_table of the cosmology"
+        raise ArgumentError(unused[0], None, constraint, "leave it out", show_value=False)
     if "m_nu" in changes and fiducial.n_eff is None:
         changes["n_eff"] = jnp.asarray(N_EFF)
     total = changes.pop("Omega_m", None)

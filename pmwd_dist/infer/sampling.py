@@ -160,7 +160,7 @@ def sample(
             earlier.clear()
             folder.begin_again(pack(run, 0, restarts))
         else:
-            restarts = restarts._replace(final=index + 1 == wanted)
+            restarts = restarts._replace(final=restarts.final or index + 1 == wanted)
             noise = {"noise": to_host(_unwhitened(run, posterior, spmd_axis_name))} if keep_noise else {}
             folder.write(index, arrays | noise, pack(run, index + 1, restarts))
         _tell(listener, run, len(earlier), arrays, restarts.times)
@@ -172,10 +172,14 @@ def sample(
 @contextmanager
 def _compiled_beside(advance: Any, *args: Any) -> Generator[None]:
     """Compile a program in a thread beside the body; several processes compile it later, in one order."""
-    with ThreadPoolExecutor(1) as pool:
+    pool = ThreadPoolExecutor(1)
+    try:
         if jax.process_count() == 1:
             pool.submit(lambda: advance.func.lower(*args, **advance.keywords).compile())
         yield
+        pool.shutdown()
+    finally:
+        pool.shutdown(wait=False)  # an error of the body does not wait for it
 
 
 def _remedy(

@@ -105,13 +105,13 @@ class ForceCorrection(eqx.Module):
 
     def _distance(self, config: Config) -> float:
         """Logarithmic distance from the range of the training."""
-        spacing, cells = _of(config)
         low, high = self.steps or (config.steps, config.steps)
-        return (
+        of_axes = [
             max(abs(math.log(spacing / self.spacing)) - math.log(1.1), 0)
             + max(abs(math.log(cells / (self.cells or cells))) - 0.01, 0)
-            + max(math.log(low / config.steps), math.log(config.steps / high), 0)
-        )
+            for spacing, cells in _of_axes(config)
+        ]
+        return max(of_axes) + max(math.log(low / config.steps), math.log(config.steps / high), 0)
 
     def _range(self) -> str:
         """Description for messages."""
@@ -147,15 +147,15 @@ class ForceCorrection(eqx.Module):
         raise ArgumentError("correction", str(path), "is not a file of ForceCorrection.save")
 
 
-def _of(config: Config) -> tuple[float, float]:
-    """Distance of the particles, and mesh cells a particle along an axis; the largest."""
-    spacing = max(side / n for side, n in zip(config.box_size, config.particle_shape, strict=True))
-    return spacing, max(m / n for m, n in zip(config.mesh_shape, config.particle_shape, strict=True))
+def _of_axes(config: Config) -> list[tuple[float, float]]:
+    """Distance of the particles, and mesh cells a particle, along each axis."""
+    shapes = zip(config.box_size, config.mesh_shape, config.particle_shape, strict=True)
+    return [(side / n, m / n) for side, m, n in shapes]
 
 
 def _described(config: Config) -> str:
-    """Description for messages."""
-    return f"{_apart(*_of(config))}, {config.steps} steps"
+    """Description for messages, by the axis of the largest distance."""
+    return f"{_apart(*max(_of_axes(config)))}, {config.steps} steps"
 
 
 def _apart(spacing: float, cells: float | None) -> str:

@@ -237,7 +237,6 @@ def test_sampled_parameters_without_effect_on_a_table_are_refused(
         infer.LinearField(configure(), cosmo, **options)(jnp.zeros(SHAPE), jax.tree.map(jnp.asarray, parameters))
 
 
-@pytest.mark.filterwarnings("ignore:data are 1 everywhere")
 def test_modes_and_table_of_python_numbers_run(cosmo: Any) -> None:
     config = configure(mesh_shape=8, box_size=80.0, steps=1)
     noise = pmd.white_noise(jax.random.key(0), config)
@@ -248,6 +247,7 @@ def test_modes_and_table_of_python_numbers_run(cosmo: Any) -> None:
     np.testing.assert_allclose(*ends, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:data are 1 everywhere")
 def test_a_failed_simulation_has_no_density() -> None:
     config = configure()
     position = {"noise": 0.1 * jnp.ones(SHAPE), "parameters": {}}

@@ -398,7 +398,7 @@ def test_sample_warns_of_steps_that_stay_too_long_and_keeps_returned_draws(
         first = infer.sample(posterior, starts(posterior), steps=100, output=tmp_path, **OPTIONS)
     monkeypatch.setattr(sampling, "MOST_RESTARTS", 6)
     with pytest.warns(UserWarning, match=message):
-        chain = infer.sample(posterior, starts(posterior), steps=200, output=tmp_path, **OPTIONS)
+        chain = infer.sample(posterior, starts(posterior), steps=400, output=tmp_path, **OPTIONS)
     np.testing.assert_array_equal(chain.logdensity[:, :50], first.logdensity)
 
 

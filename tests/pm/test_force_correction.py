@@ -88,6 +88,9 @@ def test_the_package_has_corrections(spacing: float, cells: int) -> None:
             pmd.ForceCorrection.auto(other)
     with pytest.raises(ValueError, match="is for finite differences"):
         pmd.ForceCorrection.auto(config(gradient="spectral"))
+    flat = pmd.Config((8.0 * spacing, 8.0 * spacing, 4.0 * spacing), 8 * cells, 8, steps=20)
+    with pytest.raises(ValueError, match="none was trained"):
+        pmd.ForceCorrection.auto(flat)
 
 
 @pytest.mark.parametrize("decomposition", [(1, 1), (2, 2)], indirect=True)

@@ -80,6 +80,13 @@ def test_a_correction_has_its_own_error_and_cosmologies() -> None:
     (text,) = replace(corrected, cosmo=problems.cosmology(sigma8=1.0)).correction_warnings()
     assert text == "cosmology.sigma8 = 1: force.correction was trained from 0.653 to 0.98"
     assert expected_error(replace(corrected, potential_factor=pmd.ForceCorrection(4.0)), times) is None
+    late = replace(corrected, config=replace(simulation.config, a_start=0.2, lpt_order=1))
+    error, uncorrected = expected_error(late, times), expected_error(replace(late, potential_factor=None), times)
+    assert error is not None
+    assert uncorrected is not None
+    # Errors of the start are those of a run without correction; the mesh's are in 0.7 and 0.3.
+    assert error[0] == pytest.approx(uncorrected[0], abs=0.5)
+    assert error[0] > 5
 
 
 def test_errors_in_words() -> None:

@@ -45,7 +45,7 @@ def estimate(chain: Any, priors: Mapping[str, Any]) -> dict[str, float]:
     white = [np.clip(np.asarray(priors[name].inverse(x), float), -8, 8) for name, x in chain.parameters.items()]
     u, s = np.stack([x.ravel() for x in white]), np.asarray(chain.density_shift, float).ravel()
     u, s = u - u.mean(axis=1, keepdims=True), s - s.mean()
-    root = np.linalg.cholesky(u @ u.T / s.size + 1e-12 * np.diag(np.mean(u**2, axis=1)))
+    root = np.linalg.cholesky(u @ u.T / s.size + 1e-12 * np.eye(len(u)))
     v = np.linalg.solve(root, u)
     b = v @ s / s.size
     products = [x.reshape(white[0].shape) for x in v * (s - b @ v)]

@@ -146,7 +146,8 @@ class SimulationSetup:
         h, expected = float(np.asarray(self.cosmo.h)), float(np.asarray(self.cosmo.sigma8))
         if abs(self.sigma8 / expected - 1) <= 0.01:
             return []
-        text = f"has sigma8 = {self.sigma8:.4g}, and cosmology.sigma8 is {expected:.4g}, which is not used"
+        unused = "not used" if self.potential_factor is None else "used by force.correction alone; set it to this one"
+        text = f"has sigma8 = {self.sigma8:.4g}, and cosmology.sigma8 is {expected:.4g}, which is {unused}"
         if abs(self.sigma8 / expected - 1) > 0.2:
             if abs(_sigma8(k / h, power * h**3) / expected - 1) < 0.05:
                 text += "; it looks like a P(k) in Mpc^3 with k in 1/Mpc"

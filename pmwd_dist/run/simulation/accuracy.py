@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -83,24 +84,35 @@ def expected_error(simulation: SimulationSetup, times: Sequence[float]) -> tuple
 
     None where nothing was measured: meshes coarser than the particles, corrections from elsewhere.
     """
-    if simulation.potential_factor is not None:
-        return simulation.potential_factor.error
-    config = simulation.config
-    cells = min(m / n for m, n in zip(config.mesh_shape, config.particle_shape, strict=True))
-    if cells < 1:
+    config, correction, steps = simulation.config, simulation.potential_factor, len(times) - 1
+    if _cells(config) < 1 or (correction is not None and correction.error is None):
         return None
-    fine, steps, a_start = cells >= 2, len(times) - 1, config.a_start
+    error = _measured(config, simulation.solver, steps)
+    if simulation.solver not in EXACT_LINEAR_GROWTH:
+        error = error + abs(growth_change(simulation, times))
+    if correction is not None:  # trained with the default start and solver
+        trained = _measured(replace(config, a_start=0.1, lpt_order=2), "bullfrog", steps)
+        error = np.asarray(correction.error) + np.maximum(error - trained, 0)
+    return float(error[0]), float(error[1])
+
+
+def _measured(config: Config, solver: str, steps: int) -> np.ndarray:
+    """Sum of the errors of P(k) of a mesh, its force, a start and a solver, without that of linear growth."""
+    fine, a_start = _cells(config) >= 2, config.a_start
     error = _at(_TWO_CELLS if fine else _ONE_CELL, _STARTS, a_start, config)
     if config.lpt_order < 3:
         error = error + _at(_LOWER_ORDER[config.lpt_order], _STARTS, a_start, config)
-    error = error + _at(_SOLVERS[simulation.solver], _STEPS, steps, config)
+    error = error + _at(_SOLVERS[solver], _STEPS, steps, config)
     if config.gradient == "spectral":
         error = error + _at(_SPECTRAL[fine : fine + 1], (1,), 1, config)
     if config.compensated:
         error = error + _at(_COMPENSATED[fine : fine + 1], (1,), 1, config)
-    if simulation.solver not in EXACT_LINEAR_GROWTH:
-        error = error + abs(growth_change(simulation, times))
-    return float(error[0]), float(error[1])
+    return error
+
+
+def _cells(config: Config) -> float:
+    """Mesh cells a particle along an axis; the smallest."""
+    return min(m / n for m, n in zip(config.mesh_shape, config.particle_shape, strict=True))
 
 
 def accuracy_line(simulation: SimulationSetup, times: Sequence[float]) -> str:
