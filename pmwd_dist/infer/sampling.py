@@ -38,7 +38,7 @@ from pmwd_dist.infer.chain.chain import (
     restored_numbers,
     unpack,
 )
-from pmwd_dist.infer.chain.diagnostics import NAMED_BIAS, step_errors
+from pmwd_dist.infer.chain.diagnostics import step_errors
 from pmwd_dist.infer.chain.folder import ChainFolder, chain_of, identity_of
 from pmwd_dist.infer.chain.progress import is_shown, with_bar
 from pmwd_dist.infer.lensing import Convergence
@@ -215,7 +215,7 @@ def _with(run: Run, factor: float, slopes: dict[str, float]) -> Run:
 def _warned(chain: Chain, method: Method, energy_variance: float) -> Chain:
     """The chain, with a warning if its steps are too long, or if chains that have not mixed can't show it."""
     if method == "mclmc":
-        errors, more = step_errors(chain, energy_variance, NAMED_BIAS), "take more steps, or look at the traces"
+        errors, more = step_errors(chain, energy_variance), "take more steps, or look at the traces"
         if errors.reasons:
             remedy = "tune for longer, or use a smaller energy_variance"
             warnings.warn(f"steps of MCLMC are too long: {'; '.join(errors.reasons)}; {remedy}", stacklevel=4)

@@ -113,10 +113,11 @@ def test_errors_of_steps_are_told_from_chains_that_have_not_mixed() -> None:
         return step_errors(chain, 1e-3)
 
     energy *= np.sqrt(1e-3 * 65)
-    assert errors(x, energy, 0.1 * x) == ([], [], [], 1.0, 1.0)
+    assert errors(x, energy, 0.03 * x) == ([], [], [], 1.0, 1.0)
     found = errors(x, energy, -0.6 * x)
     assert found.reasons[0].startswith("steps shift b1 by -0.") and not found.unmixed
-    assert found.factor == pytest.approx(np.sqrt(0.8 * 0.15 / 0.6), rel=0.05)
+    assert found.factor == 0.4
+    assert errors(x, energy, -0.15 * x).factor == pytest.approx(np.sqrt(0.8 * 0.05 / 0.15), rel=0.05)
     assert found.corrected_factor == 1 > errors(x, energy, 0.2 * x**2).corrected_factor  # of a width
     tail = np.where(x > 2, 12.0, 1.0) * energy
     found = errors(x, tail, -0.6 * x)

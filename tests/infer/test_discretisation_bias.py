@@ -45,4 +45,4 @@ def test_chains_start_over_with_a_correction_of_their_bias(tmp_path: Path) -> No
     assert correction > 0.3
     assert abs(draws.mean() - mean) < 0.15 * sd
     assert draws.std() == pytest.approx(sd, rel=0.05)
-    assert abs(bias) < max(0.15, 3 * error) and error < 0.05
+    assert abs(bias) < max(0.05, 3 * error) and error < 0.05

@@ -16,8 +16,7 @@ from pmwd_dist._errors import ArgumentError
 
 Chains = Float[np.ndarray, "chains draws"]
 
-LARGEST_BIAS = 0.15  # discretisation bias of a mean for which steps are too long [standard deviations]
-NAMED_BIAS = 0.05  # the bias for which `sample` warns
+LARGEST_BIAS = 0.05  # discretisation bias of a mean that is corrected or warned of [standard deviations]
 _WIDTH = 0.03  # discretisation bias of a standard deviation for which steps are too long
 _CHAIN, _TAIL = 4.0, 30.0  # energy variance per target for which steps are too long: of a chain, and of a part of draws
 _PARTS = 20  # parts of the draws, in the order of a parameter
