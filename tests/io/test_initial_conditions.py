@@ -109,6 +109,14 @@ def test_our_own_snapshots_at_any_time(tmp_path: Path, initial: pmd.Particles, s
     np.testing.assert_allclose(pmd.load_initial_conditions(path, cosmo, config).disp, disp, atol=1e-12)
     with pytest.raises(ValueError, match=r"particle_shape=\(16, 8, 4\) is not .*; its lattice is \(8, 8, 8\)"):
         pmd.load_initial_conditions(path, cosmo, replace(config, particle_shape=(16, 8, 4), mesh_shape=16))
+    tabulated = pmd.with_dark_energy(cosmo, [0.5, 1.0], [-0.8, -1.0])
+    with pytest.raises(ValueError, match="cosmo.w_table can't be compared with w_0 and w_a of the snapshot"):
+        pmd.load_initial_conditions(path, tabulated, config)
+    other = pmd.save_snapshot(
+        tmp_path / "t.hdf5", pmd.load_snapshot(path, config)[0], tabulated, config, A, format="swift"
+    )
+    with pytest.raises(ValueError, match="has an attribute Cosmology:w_0 = .nan. that is not finite"):
+        pmd.load_initial_conditions(other, cosmo, config)
 
 
 def test_units_are_those_with_the_box_where_a_file_names_none(tmp_path: Path, initial: pmd.Particles):

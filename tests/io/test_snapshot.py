@@ -397,6 +397,9 @@ def test_swiftsimio_reads_it(tmp_path: Path, cosmo, single, precision, compressi
     v = np.asarray(data.dark_matter.velocities.to_value("km/s"))[order]
     np.testing.assert_allclose(v, 100 / A * np.asarray(particles.vel).reshape(-1, 3), rtol=1e-5, atol=1e-4)
     assert data.dark_matter.coordinates.shape == (math.prod(SHAPE), 3)
+    tabulated = pmd.with_dark_energy(cosmo, [0.5, 1.0], [-0.8, -0.9])
+    save_snapshot(path, particles, tabulated, config, A, format="swift", precision=precision, compression=compression)
+    assert np.isnan(swiftsimio.load(str(path)).metadata.cosmology.w0)
 
 
 def test_precision_of_the_program_is_that_of_what_is_read(tmp_path: Path, cosmo, single):

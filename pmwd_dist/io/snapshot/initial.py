@@ -117,7 +117,11 @@ def find_initial_conditions(path: Path, cosmo: Cosmology, config: Config) -> Ini
     if not math.isclose(header.a, config.a_start, rel_tol=_TIME):
         constraint, remedy = f"is not the scale factor of the snapshot, {header.a:.8g}", f"set it to {header.a:.8g}"
         raise ArgumentError("a_start", config.a_start, constraint, remedy)
-    for name, value in named_background(files[0]).items():
+    named = named_background(files[0])
+    if own.w_table is not None and "w0" in named:
+        constraint, remedy = "can't be compared with w_0 and w_a of the snapshot", "use a snapshot that names no w"
+        raise ArgumentError("cosmo.w_table", own.w_table, constraint, remedy, show_value=False)
+    for name, value in named.items():
         if not math.isclose(ours := float(getattr(own, name)), value, rel_tol=_PARAMETER, abs_tol=1e-4):
             shown = float(f"{ours:.6g}")  # without the digits of single precision
             raise ArgumentError(f"cosmo.{name}", shown, f"is not that of the snapshot, {value:.6g}", "use the same")

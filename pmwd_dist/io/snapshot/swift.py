@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
+from pmwd_dist.cosmology.parameters import parameters
 from pmwd_dist.io.snapshot.base import KM_S_PER_H0, TYPES, Attributes, Part, SnapshotFormat, counts, id_type
 from pmwd_dist.io.snapshot.units import CM_PER_MPC, GRAM_PER_MASS
 
@@ -75,6 +77,8 @@ def _header(part: Part) -> Attributes:
 
 
 def _cosmology(part: Part) -> dict[str, Any]:
+    tabulated = parameters(part.cosmo).w_table is not None  # which SWIFT can't name: readers compute no other distances
+    w_0, w_a = (math.nan, math.nan) if tabulated else (float(part.cosmo.w0), float(part.cosmo.wa))
     return {
         "Cosmological run": 1,
         "Redshift": 1 / part.a - 1,
@@ -86,9 +90,9 @@ def _cosmology(part: Part) -> dict[str, Any]:
         "Omega_cdm": part.Omega_c,
         "Omega_lambda": part.Omega_lambda,
         "Omega_k": float(part.cosmo.Omega_k),
-        "w_0": float(part.cosmo.w0),
-        "w_a": float(part.cosmo.wa),
-        "w": float(part.cosmo.w0),
+        "w_0": w_0,
+        "w_a": w_a,
+        "w": w_0,
         **dict.fromkeys(_RADIATION, 0.0),  # swiftsimio requires these
     }
 
