@@ -56,7 +56,7 @@ def linear_modes(
       linear_power: P(k) at a = 1 [(Mpc/h)^3]: a table (k [h/Mpc], P), a function of k, a function of (k, cosmology),
         or a transfer function of `linear_power`, by its name; default: "boltzmann".
       f_nl: local primordial non-Gaussianity, phi + f_nl (phi^2 - <phi^2>) with phi = 3/5 zeta in the matter era;
-        positive values skew the density positively. None: Gaussian modes.
+        positive values skew the density positively. A table must have the n_s of the cosmology. None: Gaussian modes.
 
     Raises:
       ValueError: noise of another shape, or a table of P(k) that is too short for the box, unsorted or not positive.
@@ -79,7 +79,8 @@ def log_transfer(
 ) -> Float[Array, " nodes"]:
     """ln of delta / phi at `power_nodes` for a linear P(k), as in `linear_modes`.
 
-    It is M of `potential_transfer` times the root of the ratio of P(k) to the one of "boltzmann", 1 at the first node.
+    It is M of `potential_transfer` times the root of the ratio of P(k) to the one of "boltzmann", 1 at the first node:
+    both P(k) must have the same n_s.
     """
     table = growth_table_to(2, cosmo)
     log_M = _log_transfer(table, config)

@@ -42,7 +42,8 @@ def test_a_name_of_several_lines_is_refused_on_one(tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as refused:
         read(tmp_path / fuzz.CONFIG)
     assert refused.value.problems == (
-        f'cosmology.linear_power = "{tmp_path}/a??b": no such file; give a path relative to the TOML file',
+        f'cosmology.linear_power = "{tmp_path}/a??b": no such file; give a path relative to the TOML file, '
+        "or a name: boltzmann, eisenstein-hu",
     )
 
 

@@ -126,6 +126,15 @@ ODD = {
         None,
         ['priors.h={ kind = "normal", mean = 0.9, sd = 0.1 }'],
     ),
+    r"priors.sigma8: at 1.01, .* sigma8 = 1.01 is outside of 0.653 to 0.98, the training of force.correction": (
+        None,
+        [
+            "model.gravity=nbody",
+            "box.size=16",
+            "force.correction=auto",
+            'priors.sigma8={ kind = "normal", mean = 0.85, sd = 0.08 }',
+        ],
+    ),
     "field = 80: the box fills 28.9 degrees at the farthest shell, and": (
         None,
         ["lensing", "observe.light_cone.field=80"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pmwd_dist.cosmology.linear_power import sigma_R
 from pmwd_dist.parallel import autotune_cache
 from pmwd_dist.parallel.backends.peer import Peer
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSettings, build, read, read_any, to_toml
+from pmwd_dist.run.settings.physics import cosmology_warnings
 from pmwd_dist.run.settings.table import power_name
 from pmwd_dist.run.settings.writing import template
 
@@ -122,7 +124,7 @@ def test_override_takes_the_type_of_its_key(file: Path):
         ("cosmology.omega_b=0.4", ["cosmology.omega_b = 0.4", "less than cosmology.omega_m"]),
         ("cosmology.sigma8=nan", ["cosmology.sigma8 = nan", "finite"]),
         ("cosmology.wa=1.5", ["cosmology.wa = 1.5", "less than 1"]),
-        ("cosmology.linear_power=none.txt", ["cosmology.linear_power", "no such file"]),
+        ("cosmology.linear_power=boltzman", ["cosmology.linear_power", "no such file", "boltzmann, eisenstein-hu"]),
         ("cosmology.normalise=true", ["cosmology.normalise", "needs cosmology.linear_power"]),
         ("noise.seed=-1", ["noise.seed = -1", "0 or more"]),
         ("noise.seed=4294967296", ["noise.seed", "less than"]),
@@ -341,6 +343,15 @@ def test_a_table_that_looks_like_another_unit_or_redshift_is_named(file: Path, c
     simulation = build(read(file, ["cosmology.linear_power=p.txt"]))
     assert re.search(words, simulation.power_warnings()[0])
     assert not given.power_warnings()
+
+
+def test_a_table_of_another_tilt_is_named_with_f_nl(file: Path):
+    k = np.geomspace(1e-4, 50, 512)
+    np.savetxt(file.parent / "p.txt", np.stack([k, build(read(file, ["cosmology.n_s=0.9"])).linear_power(k)], -1))
+    simulation = build(settings := read(file, ["cosmology.linear_power=p.txt", "cosmology.f_nl=10"]))
+    (warning,) = cosmology_warnings(settings, simulation)
+    assert "over the P(k) of [cosmology] rises as k^-0.067, which f_nl takes for a transfer function" in warning
+    assert cosmology_warnings(settings, replace(simulation, f_nl=None)) == []
 
 
 def test_a_cosmology_beyond_the_transfer_functions_is_named(file: Path):

@@ -14,6 +14,7 @@ import numpy as np
 
 from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist.cosmology.parameters import Parameters
 from pmwd_dist.infer.chain.folder import chain_files
 from pmwd_dist.infer.data_checks import constant
 from pmwd_dist.infer.forward import cosmology_at
@@ -29,7 +30,7 @@ from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationS
 from pmwd_dist.run.settings.inference import CHAINS
 from pmwd_dist.run.settings.inference_sections import BIASES, COSMOLOGY
 from pmwd_dist.run.settings.light_cone import coverage_warnings, field_of_view
-from pmwd_dist.run.settings.physics import amplitude_warnings
+from pmwd_dist.run.settings.physics import cosmology_warnings, training_warnings
 from pmwd_dist.run.settings.writing import toml_value
 from pmwd_dist.run.simulation.accuracy import convergence_warning, resolution_line
 from pmwd_dist.run.simulation.light_cone import random_offsets
@@ -162,8 +163,7 @@ class InferenceJob(Job):
             if (compared := self.largest_wavenumber) is not None:  # a mock is one of the model as it is
                 coarse = convergence_warning(self.simulation, self.settings.model.gravity, compared)
                 warnings += [] if coarse is None else [coarse]
-        warnings += self.simulation.power_warnings() + amplitude_warnings(self.settings.cosmology, self.simulation)
-        warnings += self.simulation.correction_warnings()
+        warnings += cosmology_warnings(self.settings, self.simulation)
         warnings += _of_priors(self) + _of_view(self)
         warnings += coverage_warnings(self.settings, self.simulation.light_cone, self.simulation.cosmo)
         if sampler.chains == 1:
@@ -238,23 +238,28 @@ def _of_priors(plan: InferenceJob) -> list[str]:
     """Warnings about priors that allow parameters at which the model fails."""
     forward: Any = plan.model.forward
     warnings = list[str]()
+
+    def untabulated(cosmo: Parameters) -> list[str]:
+        return plan.simulation.transfer_warnings(cosmo) + training_warnings(plan.settings.force, cosmo)
+
     for name, table in plan.settings.priors.given.items():
         prior, key = table.build(), COSMOLOGY.get(name, name)
         ends = {f"{float(x):.4g}": x for x in map(prior.forward, (-2.0, 2.0))}
-        if key in ("Omega_m", "Omega_b", "h"):
-            for text, value in ends.items():
-                there = plan.simulation.transfer_warnings(cosmology_at({key: value}, forward.cosmo, forward.table)[0])
-                warnings += [f"priors.{name}: at {text}, within two deviations of its median, {x}" for x in there]
         if key in (*POSITIVE, "sigma", "nbar") and min(ends.values()) <= 0:
             warnings.append(f"priors.{name}: 0 is within two deviations of its median; bound it from below with low")
-        elif isinstance(forward, infer.Convergence) and key in COSMOLOGY.values():
+        elif key == "f_nl" and plan.simulation.f_nl is None:
+            warnings += plan.simulation.tilt_warnings()
+        elif key in COSMOLOGY.values():
             for text, value in ends.items():
-                table_there = cosmology_at({key: value}, forward.cosmo, forward.table)[1]
-                if not forward.cone.shells.covered(table_there, forward.config).all():
-                    warnings.append(
-                        f"priors.{name}: at {text}, within two deviations of its median, the run does not span the "
-                        "light cone, and the log density is -inf; use an earlier time.a_start, or nearer sources"
+                cosmo, growth = cosmology_at({key: value}, forward.cosmo, forward.table)
+                problems = [x for x in untabulated(cosmo) if x not in untabulated(forward.cosmo)]
+                lensing = isinstance(forward, infer.Convergence)
+                if lensing and not forward.cone.shells.covered(growth, forward.config).all():
+                    problems.append(
+                        "the run does not span the light cone, and the log density is -inf; use an earlier "
+                        "time.a_start, or nearer sources"
                     )
+                warnings += [f"priors.{name}: at {text}, within two deviations of its median, {x}" for x in problems]
     return warnings
 
 

@@ -39,13 +39,14 @@ from pmwd_dist.pm.noise import GAUSSIAN, NoiseKind
 from pmwd_dist.pm.particles import largest
 from pmwd_dist.run.settings.light_cone import LightCone, build_light_cone, light_cone_problem
 from pmwd_dist.run.settings.reading import SettingsError
-from pmwd_dist.run.settings.simulation_sections import Box, Settings, SimulationSettings
+from pmwd_dist.run.settings.simulation_sections import Box, Force, Settings, SimulationSettings
 from pmwd_dist.run.settings.simulation_sections import Cosmology as CosmologySettings
 from pmwd_dist.run.settings.table import read_table
 from pmwd_dist.run.settings.writing import argument_problem, toml_value
 
 _LARGE_SCALES = 2e-3  # wavenumbers [h/Mpc] at which P(k) is primordial
-_TRAINED = {"omega_m": (0.247, 0.371), "sigma8": (0.653, 0.98)}  # benchmarks/train_force.py
+_TILT = 0.02  # difference of spectral indices that changes the effect of f_nl by 5 % over two decades of k
+_TRAINED = {"Omega_m": (0.247, 0.371), "sigma8": (0.653, 0.98)}  # benchmarks/train_force.py
 Table = tuple[np.ndarray, np.ndarray]
 
 # Keys of the file, by the library's arguments.
@@ -59,7 +60,7 @@ _PATHS = {
     "chain_devices": "sampler.chain_devices",
     **{name: f"devices.{name}" for name in ("pdims", "backend", "transpose_comm", "halo_comm", "halo")},
     **{name: f"time.{name}" for name in ("a_start", "a_stop", "steps", "lpt_order")},
-    **{f"cosmo.{name}": f"cosmology.{name.lower()}" for name in ("Omega_m", "h", "w0", "wa")},
+    **{f"cosmo.{name}": f"cosmology.{name.lower()}" for name in ("Omega_m", "h", "w0", "wa", "w_table")},
 }
 
 
@@ -159,17 +160,17 @@ class SimulationSetup:
             text += "; it must be in (Mpc/h)^3 with k in h/Mpc, at z = 0"
         return [text]
 
-    def correction_warnings(self) -> list[str]:
-        """Warnings about a cosmology outside of the training of the correction of the force."""
-        if self.potential_factor is None or self.potential_factor.error is None:
+    def tilt_warnings(self) -> list[str]:
+        """Warning about a table with another tilt than P(k) of the cosmology, which f_nl takes for transfer."""
+        if self.table is None:
             return []
-        values = {"omega_m": float(np.asarray(self.cosmo.Omega_c + self.cosmo.Omega_b)), "sigma8": self.sigma8}
-        return [
-            f"cosmology.{name} = {value:.3g}: force.correction was trained from {low:g} to {high:g}"
-            for name, value in values.items()
-            for low, high in [_TRAINED[name]]
-            if not low <= value <= high
-        ]
+        k = power_nodes(self.config)
+        ratio = self.linear_power(k) / np.asarray(linear_power(k, self.cosmo), float)
+        tilt = np.polyfit(np.log(k), np.log(ratio), 1)[0]
+        if abs(tilt) < _TILT:
+            return []
+        text = f"over the P(k) of [cosmology] rises as k^{tilt:.2g}, which f_nl takes for a transfer function"
+        return [f"cosmology.linear_power: {text}; set n_s, h and densities to those of the table"]
 
     def linear_power(self, k: ArrayLike) -> np.ndarray:
         """Linear P(k) at a = 1 [(Mpc/h)^3] at k [h/Mpc]; NaN beyond a table."""
@@ -178,6 +179,24 @@ class SimulationSetup:
         if self.table is None:
             return power
         return np.where((k >= self.table[0][0]) & (k <= self.table[0][-1]), power, np.nan)
+
+
+def cosmology_warnings(settings: Settings, simulation: SimulationSetup) -> list[str]:
+    """Warnings about the linear P(k), its amplitude, and a correction of the force that was not trained for it."""
+    warnings = simulation.power_warnings() + amplitude_warnings(settings.cosmology, simulation)
+    if simulation.f_nl is not None:
+        warnings += simulation.tilt_warnings()
+    return warnings + [f"[cosmology]: {text}" for text in training_warnings(settings.force, simulation.cosmo)]
+
+
+def training_warnings(force: Force, cosmo: Cosmology) -> list[str]:
+    """Warnings about a cosmology outside of the training of this package's corrections of the force."""
+    values = {"Omega_m": cosmo.Omega_c + cosmo.Omega_b, "sigma8": cosmo.sigma8} if force.correction == "auto" else {}
+    return [
+        f"{name} = {value:.3g} is outside of {low:g} to {high:g}, the training of force.correction"
+        for name, (low, high) in _TRAINED.items()
+        if name in values and not low <= (value := float(np.asarray(values[name]))) <= high
+    ]
 
 
 def amplitude_warnings(values: CosmologySettings, simulation: SimulationSetup) -> list[str]:

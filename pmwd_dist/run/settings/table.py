@@ -70,7 +70,7 @@ def find_table_problems(file: str, box: Box) -> list[str]:
         k, power = read_table(Path(file))
         check_table(k, power, low, high)
     except FileNotFoundError:
-        return [f"{prefix}no such file; give a path relative to the TOML file"]
+        return [f"{prefix}no such file; give a path relative to the TOML file, or a name: {', '.join(TRANSFERS)}"]
     except OSError as error:
         return [f"{prefix}can't be read: {error.strerror}"]
     except ArgumentError as error:

@@ -29,7 +29,7 @@ from pmwd_dist.run.common.job import Control, Job, three
 from pmwd_dist.run.settings import SettingsError, SimulationSettings, SimulationSetup, build, observables
 from pmwd_dist.run.settings.light_cone import coverage_warnings
 from pmwd_dist.run.settings.observables import MASK
-from pmwd_dist.run.settings.physics import amplitude_warnings
+from pmwd_dist.run.settings.physics import cosmology_warnings
 from pmwd_dist.run.settings.simulation_sections import redshift_label
 from pmwd_dist.run.settings.writing import toml_value
 from pmwd_dist.run.simulation import accuracy, light_cone
@@ -183,8 +183,7 @@ class SimulationJob(Job):
         if problems:
             raise SettingsError(problems)
         simulation = self.simulation
-        warnings += simulation.power_warnings() + amplitude_warnings(self.settings.cosmology, simulation)
-        warnings += simulation.correction_warnings()
+        warnings += cosmology_warnings(self.settings, simulation)
         warnings += accuracy.bias_warnings(self.settings)
         warnings += coverage_warnings(self.settings, simulation.light_cone, simulation.cosmo)
         return [f"warning: {text}" for text in (*warnings, accuracy.growth_warning(simulation, self.times)) if text]
