@@ -22,12 +22,7 @@ _HEAD = f"            {'pdims':>12} {'halo':>5} {'run':>8} {'gradient':>9} {'a s
 def planning_lines(plan: SimulationJob, count: int, memory: str, kind: str, network: str | None) -> list[str]:
     """Divisions over devices that need not exist, and the largest mesh that fits.
 
-    Args:
-      plan: simulation to divide.
-      count: number of devices.
-      memory: memory of each that arrays may take, as text.
-      kind: name of the devices.
-      network: bandwidth of each to other machines, bytes a second as text; None for the assumed one.
+    Sizes are texts: the memory of each device that arrays may take, and its bandwidth to other machines a second.
 
     Raises:
       ValueError: an argument is wrong, the run does not fit, or it can't be divided over so many devices.

@@ -63,11 +63,7 @@ def write_arrays(
 ) -> None:
     """Write arrays by name, and their description; the file is complete or absent.
 
-    Args:
-      path: path of the file.
-      arrays: arrays by name.
-      about: description, with values that JSON can hold.
-      guard: context of the writing, see `atomic_write`.
+    The description has values that JSON can hold. `guard` is the context of the writing, see `atomic_write`.
 
     Raises:
       OSError: the file can't be written.
@@ -81,7 +77,6 @@ class ArrayFile:
     """A file of arrays, open for reading.
 
     Args:
-      path: path of the file.
       remedy: advice for a damaged file, at the end of error messages.
 
     Raises:
@@ -146,13 +141,7 @@ class ArrayFile:
 def read_arrays(
     path: Path, about: About | None = None, shapes: Shapes | None = None, *, remedy: str = RESTORE
 ) -> Arrays:
-    """Read the arrays of a file.
-
-    Args:
-      path: path of the file.
-      about: required entries of the description.
-      shapes: shapes of the required arrays by name.
-      remedy: advice for a damaged file, at the end of error messages.
+    """Read the arrays of a file, with required entries of the description, and names and shapes of required arrays.
 
     Raises:
       ArrayFileError: the file is missing or damaged, of another run, or holds other arrays.

@@ -32,11 +32,7 @@ def path_of(folder: Path, step: int) -> Path:
 def save(folder: Path, step: int, tree: Any, meta: dict[str, Any]) -> Path:
     """Write a pytree of arrays as the checkpoint of a step. Collective.
 
-    Args:
-      folder: folder of the run.
-      step: number of steps done.
-      tree: pytree of arrays on any devices.
-      meta: further content that JSON can hold, the same on all processes.
+    `meta` is further content that JSON can hold, the same on all processes.
 
     Returns:
       The checkpoint, a folder with one file a process.
@@ -115,9 +111,7 @@ def meta(path: Path) -> dict[str, Any]:
 def load(path: Path, like: Any) -> Any:
     """Read the pytree of a checkpoint, with the shardings of `like`, which may differ from the saved ones.
 
-    Args:
-      path: path of the checkpoint.
-      like: pytree of arrays or of jax.ShapeDtypeStruct with shardings.
+    `like` holds arrays, or jax.ShapeDtypeStruct with shardings.
 
     Raises:
       ArrayFileError: the checkpoint is damaged, or holds other arrays.

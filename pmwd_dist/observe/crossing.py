@@ -99,12 +99,8 @@ def crosses(start: Array, end: Array, light: LightCone) -> tuple[Array, Array]:
     """Whether the cone passes particles during a step, and a guess of the fraction of the step at which it does.
 
     Particles are slower than light: one inside the cone at the start and not at the end is passed exactly once. A step
-    ends where the next one starts, with the same bits, so no particle is passed twice or never.
-
-    Args:
-      start: distances of the particles from the observer at the start of the step [Mpc/h].
-      end: distances at the end of the step [Mpc/h].
-      light: light cone during the step.
+    ends where the next one starts, with the same bits, so no particle is passed twice or never. `start` and `end` are
+    distances of the particles from the observer [Mpc/h].
     """
     before, after = start - light.ends[0], end - light.ends[1]
     return (before < 0) & (after >= 0), jnp.clip(before / (before - after), 0, 1)
@@ -115,14 +111,9 @@ def crossing(
 ) -> Array:
     """Fraction of the step at which particles and the cone are at the same distance from the observer.
 
-    Newton's method finds it; derivatives of any order are those of the implicit function.
-
-    Args:
-      distance: distance of the particles [Mpc/h], a function of (where, fraction of the step) and no other arrays.
-      where: pytree of arrays.
-      passed: mask of the particles that the cone passes; for others the result is the guess, without derivatives.
-      guess: guess of the fraction.
-      light: light cone during the step.
+    Newton's method finds it; derivatives of any order are those of the implicit function. The distance of particles
+    [Mpc/h] is a function of (where, fraction of the step) and no other arrays. For particles that the cone does not
+    pass the result is the guess, without derivatives.
     """
     return _solved(distance, where, light, passed, jax.lax.stop_gradient(guess))
 

@@ -38,12 +38,8 @@ def analyse(
 ) -> Float[Array, "2 l m"]:
     """Coefficients a_lm of a map, real and imaginary parts, for m from 0 to l.
 
-    Args:
-      values: values of the pixels, in RING order.
-      nside: pixels along the side of a base pixel.
-      lmax: largest l.
-      iterations: number of Jacobi iterations, which analyse the residual of the map: pixels are no exact quadrature.
-      decomposition: devices for a division of the m, where their number divides lmax + 1.
+    Jacobi iterations analyse the residual of the map: pixels are no exact quadrature. With a decomposition the m are
+    divided over its devices, if their number divides lmax + 1.
     """
     modes = _quadrature(values, nside, lmax, decomposition)
 

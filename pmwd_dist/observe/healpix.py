@@ -19,12 +19,7 @@ def pixel_count(nside: int) -> int:
 
 @partial(jax.jit, static_argnames="nside")
 def nearest_pixel(nside: int, vector: Float[Array, "*n 3"]) -> Int[Array, "*n"]:
-    """Index of the pixel of a direction.
-
-    Args:
-      nside: pixels along the side of a base pixel.
-      vector: directions, of any length but 0.
-    """
+    """Index of the pixel of a direction, a vector of any length but 0."""
     z, phi, scaled = _angles(nside, vector)
     quarters = phi * (2 / math.pi)
     # Edges of pixels rise and fall with phi: straight lines in the belt, hyperbolas in each quarter of a cap.

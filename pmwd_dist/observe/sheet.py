@@ -31,12 +31,7 @@ def slab_density(particles: Particles, config: Config, planes: int) -> Float[Arr
     """Mean density of the sheet over the first planes of the mesh along z, in units of the mean: 1 + delta.
 
     Only the part of the lattice with tracers that may be in the slab is painted. Over all planes, mass is conserved to
-    rounding.
-
-    Args:
-      particles: particles with displacements that are continuous over the sides of the box.
-      config: configuration of the simulation.
-      planes: number of mesh planes of the slab.
+    rounding. Displacements must be continuous over the sides of the box.
 
     Returns:
       The density, shape (nx, ny); all NaN if a tracer, up to a lattice spacing farther from its site than particles, is

@@ -92,7 +92,6 @@ class Shells(NamedTuple):
     """Assignment of a mass to the shells of a light cone, by its distance.
 
     Args:
-      edges: edges of the shells in comoving distance [Mpc/h].
       dimensions: 1 for planes, 3 for spheres.
       assignment: "nearest" assigns a mass to the shell around it. "linear" shares it between the shells with the
         nearest mean distances on both sides; beyond the first and the last of these, its share falls to zero at the
@@ -180,13 +179,7 @@ def _mean_distance(low: np.ndarray, high: np.ndarray, n: int) -> np.ndarray:
 
 @dataclass(frozen=True, init=False)
 class ShellLightCone(ABC):
-    """A light cone with mass shells: the common part of light cones on a flat sky and on the sphere.
-
-    Args:
-      config: configuration of the simulation.
-      edges: edges of the shells in comoving distance, ascending [Mpc/h].
-      shell_assignment: assignment of a mass to shells by its distance, see `Shells`.
-    """
+    """A light cone with mass shells: the common part of light cones on a flat sky and on the sphere."""
 
     dimensions: ClassVar[int]  # of the distance from which a shell has its volume, see `Shells`
     config: Config

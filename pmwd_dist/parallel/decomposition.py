@@ -320,9 +320,7 @@ def as_decomposition(value: Any) -> Decomposition:
 def default_decomposition(shapes: Sequence[Shape3], count: int | None = None) -> Decomposition:
     """The decomposition of `count` devices that fits all shapes: slabs, or else pencils with the fewest rows.
 
-    Args:
-      shapes: shapes of real fields.
-      count: number of devices, the first of the program; default: all.
+    The default of `count`, the first devices of the program, is all of them.
 
     Raises:
       ValueError: no division of the devices fits.

@@ -18,11 +18,6 @@ class Division:
 
     A real field is divided along x over the device axes `x_names` and along y over `y_names`; its spectrum along ky
     over `x_names` and along kz over `y_names`.
-
-    Args:
-      mesh: device mesh.
-      x_names: axes of the mesh that divide x.
-      y_names: axes of the mesh that divide y.
     """
 
     def __init__(self, mesh: Mesh | AbstractMesh, x_names: Names, y_names: Names):

@@ -46,13 +46,8 @@ def paint_and_reduce(
 ) -> Float[Array, "nx ny nz"]:
     """Paint the local particles and add the halos, inside shard_map.
 
-    Args:
-      disp: displacements.
-      weight: weights of the particles, or one for all, which may vary over devices.
-      geometry: geometry of the local lattice in the padded block.
-      decomposition: a decomposition over several devices.
-      pad: width of the halo on each side [cells].
-      particles: number of particles on all devices.
+    `weight` holds one weight, which may vary over devices, or one for each particle; `geometry` places the lattice in
+    the padded block, `pad` is the width of the halo [cells], and `particles` counts those of all devices.
     """
     replicated = not varying_names(weight) & set(decomposition.names)
     disp, weight = unify_varying(disp, weight)

@@ -23,14 +23,7 @@ from pmwd_dist.parallel.fft import local_factors, spectrum_shape, wavenumbers
 def wavevectors(
     shape: Shape3, config: Config, dtype: Any, *, odd: bool = False
 ) -> tuple[Float[Array, "nx 1 1"], Float[Array, "1 ny 1"], Float[Array, "1 1 nk"]]:
-    """Components of the wavevectors [h/Mpc], zero in the padding along kz.
-
-    Args:
-      shape: shape of the real field.
-      config: the simulation.
-      dtype: a real type.
-      odd: whether the derivative is of odd order: then zero at the Nyquist frequency.
-    """
+    """Components of the wavevectors [h/Mpc], zero in the padding along kz; if odd, at the Nyquist frequency, too."""
     return local_factors(_wavevectors(shape, config, odd=odd), config.decomposition, dtype)
 
 

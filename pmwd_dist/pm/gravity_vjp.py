@@ -36,14 +36,7 @@ from pmwd_dist.pm.stepping.potential_cache import Entry, entry_spec
 
 
 class State(NamedTuple):
-    """Particles with cotangents.
-
-    Args:
-      disp: displacements [Mpc/h].
-      momenta: integer momenta.
-      ct_disp: cotangents of the displacements.
-      ct_vel: cotangents of the momenta.
-    """
+    """Particles with integer momenta, and cotangents of displacements and momenta."""
 
     disp: Float[Array, "nx ny nz 3"]
     momenta: Float[Array, "nx ny nz 3"]
@@ -57,7 +50,6 @@ class Pending(NamedTuple):
     Args:
       state: particles before the kick, where the force acts, with cotangents from `undo_kick`.
       mesh: cotangent of the painted mesh.
-      drifts: coefficients of the drifts.
     """
 
     state: State
@@ -69,7 +61,6 @@ class UndoFactor(NamedTuple):
     """Factor of the potential in a step.
 
     Args:
-      table: factor, from `potential_factor.tabulate`.
       zero: zeros like the table if its cotangent is wanted, else None.
     """
 
@@ -93,13 +84,8 @@ def step_vjp(
 ) -> tuple[State, Float[Array, 4], Table | None]:
     """Reverse a kick and the drifts before it, and apply the VJP of the step.
 
-    Args:
-      state: particles after the kick, where the force acts, with cotangents at the end of the step.
-      undo: coefficients of the kick.
-      drifts: coefficients of the drifts.
-      factor: factor of the potential.
-      entry: stored potential of the step, or an empty entry.
-      config: the simulation.
+    The state is the one after the kick, where the force acts, with cotangents at the end of the step. Without a stored
+    potential the entry is empty.
 
     Returns:
       The particles before the drifts, with cotangents at the start of the step; the sums over the particles of
@@ -154,13 +140,6 @@ def cached_step_vjp(
     pending: Pending, undo: UndoKick, factor: UndoFactor | None, entry: Entry, config: Config
 ) -> tuple[State, Array, Float[Array, 4], Table | None]:
     """Reverse the pending drifts, and the kick before them with its stored potential, in one pass over the particles.
-
-    Args:
-      pending: particles after the kick, with the drifts since.
-      undo: coefficients of the kick.
-      factor: factor of the potential.
-      entry: stored potential of the step.
-      config: the simulation.
 
     Returns:
       The particles before the kick, with cotangents without the part through the mesh; the cotangent of the painted

@@ -45,10 +45,7 @@ def potential(source: Array, config: Config) -> Array:
 def displaced(potential: Array, curl: Sequence[Array], config: Config) -> Array:
     """Gradient of a potential plus the divergence-free field with a given curl, shape (nx, ny, nz, 3).
 
-    Args:
-      potential: modes of the potential.
-      curl: modes of the three components of the curl, or empty.
-      config: the simulation.
+    Potential and curl are modes; the curl has three components, or none.
     """
     modes, fields = (potential, *curl), []
     for axis in range(3):
@@ -70,13 +67,7 @@ def _component(modes: tuple[Array, ...], axis: int, config: Config) -> Array:
 
 
 def second_order(p1: Array, config: Config, *, dealias: bool) -> Array:
-    """Modes of m(A, A), the Laplacian of the second-order potential.
-
-    Args:
-      p1: modes of the first-order potential.
-      config: the simulation.
-      dealias: whether to remove aliases of the products (`dealiased`).
-    """
+    """Modes of m(A, A), the Laplacian of the second-order potential; without aliases if `dealias` (`dealiased`)."""
 
     def product(p1: Array) -> list[Array]:
         even, odd = _wavevectors(p1, config)

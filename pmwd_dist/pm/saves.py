@@ -61,11 +61,7 @@ def planned_steps(
 ) -> tuple[tuple[int, ...], ...] | None:
     """Numbers of steps before each save, for each of the subs; None if they are not known before the run.
 
-    Args:
-      subs: the saves of a diffrax.SaveAt.
-      times: all save times of the run.
-      controller: a step size controller of diffrax, or None for the default steps.
-      config: the simulation.
+    `times` are all save times of the run. Without a controller the steps are the default ones.
 
     Raises:
       ValueError: a diffrax.StepTo that doesn't lead from a_start to a_stop.

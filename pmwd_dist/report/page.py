@@ -13,10 +13,7 @@ from pmwd_dist._files import atomic_write
 def write_page(path: Path, images: Iterable[Path], **content: Any) -> None:
     """Write the page.
 
-    Args:
-      path: path of the page.
-      images: figures, as PNG files whose names tell their kind and redshift.
-      content: values of the template.
+    Images are PNG files whose names tell their kind and redshift; the content are the values of the template.
 
     Raises:
       OSError: a figure can't be read, or the page can't be written.

@@ -23,11 +23,8 @@ class Part:
     """The part of a snapshot in one file, and the numbers in its header.
 
     Args:
-      count: number of particles in this file.
-      files: number of files of the snapshot.
       cosmo: cosmology; its h, Omega_b, Omega_m and Omega_lambda are attributes.
       config: the simulation; the mass of a particle [1e10 Msun/h] is an attribute.
-      a: scale factor.
       positions: type of the positions.
     """
 

@@ -47,10 +47,7 @@ def chunk_rows(block: Shape3) -> int:
 def chunks(particles: Particles, layout: Layout, scales: Any) -> Iterator[Chunk]:
     """The chunks of the particles of this process, in the order of the file; a few of them exist at a time.
 
-    Args:
-      particles: particles, divided over devices in one way.
-      layout: the arrays.
-      scales: length and momentum of a Mpc/h, and mass of a particle, in the units of the file.
+    `scales` are length and momentum of a Mpc/h, and the mass of a particle, in the units of the file.
     """
     waiting = deque[dict[str, Array]]()
     for disp, vel in zip(particles.disp.addressable_shards, particles.vel.addressable_shards, strict=True):

@@ -131,11 +131,7 @@ def whole_numbers(group: Group, name: str, least: int) -> list[int]:
 def array(group: Group, name: str, kinds: str, columns: int | None) -> Dataset:
     """An array of shape (rows,) or (rows, columns), with all its values in the file.
 
-    Args:
-      group: group of the array.
-      name: name of the array.
-      kinds: NumPy's letters for the kinds of types that are allowed.
-      columns: length of the second axis; None for one axis.
+    `kinds` are NumPy's letters for the kinds of types that are allowed. Without columns there is one axis.
 
     Raises:
       Malformed: the shape or type is another one, or the file holds fewer values than it declares.

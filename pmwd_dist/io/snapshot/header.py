@@ -64,10 +64,8 @@ class SnapshotHeader:
 def read_header(files: Sequence[Path], length_unit: str | None = None, h: float | None = None) -> SnapshotHeader:
     """The header of a snapshot in one or several files.
 
-    Args:
-      files: all files of the snapshot.
-      length_unit: unit of length; default: the unit that the file names.
-      h: Hubble constant of a file that names none [100 km/s/Mpc]; default: such a file is an error.
+    The default unit of length is the one that the file names. `h` is the Hubble constant of files that name none
+    [100 km/s/Mpc]; without it they are an error.
 
     Raises:
       ValueError: a file is not a snapshot, damaged, or of another snapshot.

@@ -27,13 +27,8 @@ def transpose(block: Array, division: Division, comms: tuple[int, int], step: St
     """Exchange the whole axis of the local blocks, as `all_to_all` does.
 
     "z_to_y" takes (nx / px, ny / py, nz) to (nx / px, ny, nz / py), and "y_to_x" this to (nx, ny / px, nz / py);
-    "x_to_y" and "y_to_z" are their inverses.
-
-    Args:
-      block: local block of a grid that is open.
-      division: division over all devices of the program.
-      comms: cuDecomp's numbers of the communication backends of transposes and halos.
-      step: name of the transpose.
+    "x_to_y" and "y_to_z" are their inverses. `comms` are cuDecomp's numbers of the communication backends of transposes
+    and halos.
     """
     number, pdims = _STEPS.index(step), division.pdims
     if pdims[1 if "z" in step else 0] == 1:  # nothing is divided along the two axes

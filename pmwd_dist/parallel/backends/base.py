@@ -79,10 +79,7 @@ class Backend(abc.ABC):
     ) -> Float[Array, "x y z"]:
         """Multiply the spectrum of a real field by a real filter, even along kx and along ky.
 
-        Args:
-          block: local block of the field.
-          response: function that returns the filter on the local block of the spectrum.
-          division: division of the field.
+        `response` returns the filter on the local block of the spectrum.
         """
         return self.irfft(scaled(self.rfft(block, division), response()), block.shape[2], division)
 

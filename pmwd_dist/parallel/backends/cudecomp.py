@@ -33,12 +33,7 @@ _MEASURED: tuple[TransposeComm, ...] = ("nccl", "nccl_pl", "nvshmem", "nvshmem_p
 @final
 @dataclass(frozen=True)
 class CuDecomp(TransposingBackend):
-    """Transposes and halos of cuDecomp.
-
-    Args:
-      transpose_comm: communication backend of transposes.
-      halo_comm: communication backend of halos.
-    """
+    """Transposes and halos of cuDecomp."""
 
     name: ClassVar[str] = "cudecomp"
     needs_mesh: ClassVar[bool] = True

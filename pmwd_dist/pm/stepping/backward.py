@@ -36,14 +36,7 @@ def evolve_vjp(
 ) -> tuple[ExactParticles, Inputs]:
     """Reverse all steps, and apply the VJP of the evolution.
 
-    Args:
-      inputs: inputs of the evolution.
-      outcome: outcome of the evolution.
-      cotangents: cotangents of the outcome.
-      saves: functions that were saved on the way.
-      config: the simulation.
-      accumulate: contribution of a step to the sum.
-      by_factor: whether to compute cotangents of the factor of the potential, which takes two more transforms a step.
+    Cotangents of the factor of the potential, on request by `by_factor`, take two more transforms a step.
 
     Returns:
       The particles at the start, computed exactly from the outcome, and the cotangents of the inputs; in place of the
@@ -103,12 +96,8 @@ def _from_the_end(
 ) -> tuple[ExactParticles, Particles, tuple[Any, ...]]:
     """Reverse the last drift, and if fused the steps with stored potentials.
 
-    Args:
-      outcome: outcome of all steps.
-      by_last: cotangents of the particles at the end.
-      xs: arrays of the scan over the steps.
-      fused: whether a drift may be reversed in one pass with the kick before it.
-      config: the simulation.
+    `by_last` are the cotangents of the particles at the end, `xs` the arrays of the scan over the steps. If fused, a
+    drift is reversed in one pass with the kick before it.
 
     Returns:
       The particles after the kick of the last remaining step, their cotangents, and the arguments of `_loops`:
@@ -237,14 +226,8 @@ def _step_vjp(
 ) -> tuple[ExactParticles, Particles, Coefficients]:
     """VJP of a step, and reversal from its kick to the kick of the step before.
 
-    Args:
-      step: the step.
-      last_before: last drift of the step before.
-      good: whether the step was taken.
-      state: particles after the kick of the step, with cotangents at the end of the step.
-      factor: factor of the potential.
-      entry: stored potential of the step, or an empty entry.
-      config: the simulation.
+    The state is the one after the kick, with cotangents at the end of the step; `last_before` is the last drift of the
+    step before.
 
     Returns:
       The particles after the kick of the step before; the cotangents of the particles at the start of the step, and of

@@ -45,12 +45,7 @@ class Save:
 
 
 class Epoch(NamedTuple):
-    """A simulation at the start or at the end of a step.
-
-    Args:
-      a: scale factor.
-      particles: particles at the scale factor.
-    """
+    """Scale factor and particles of a simulation, at the start or at the end of a step."""
 
     a: Array
     particles: Particles
@@ -83,7 +78,6 @@ class Outcome(NamedTuple):
       saved: for each `Save` a pytree with a leading axis of its steps; after a failure infinite, or the largest
         integer.
       accumulated: sum over all good steps, a pytree.
-      status: the first failure, if any.
       potentials: potentials of the last steps, for the backward pass, see `potential_cache`.
     """
 
@@ -105,13 +99,8 @@ def evolve(
 ) -> Outcome:
     """Take all steps, in one loop of the compiled program.
 
-    Args:
-      inputs: differentiable inputs.
-      saves: functions to save on the way.
-      config: the simulation.
-      accumulate: contribution of a step to the sum, a function of (epoch before, epoch after, args).
-      stored: number of last steps whose potentials are stored.
-      meter: progress meter of diffrax, or None.
+    `accumulate` is the contribution of a step to the sum, a function of (epoch before, epoch after, args). Potentials
+    of the last steps are stored, as many as `stored`.
     """
 
     def body(carry: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[tuple[Any, ...], None]:

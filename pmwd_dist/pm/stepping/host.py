@@ -49,13 +49,8 @@ def initial_particles(
 
     One program: noise and modes are dropped as soon as they are used, and no field lies beside the particles twice.
 
-    Args:
-      noise: white noise, or a key of jax.random for it.
-      table: growth of the cosmology.
-      power: ln P(k) at a = 1 [(Mpc/h)^3], see `modes.log_power`.
-      config: the simulation.
-      kind: options of the noise.
-      primordial: local non-Gaussianity f_nl, and `modes.log_transfer`; None for Gaussian modes.
+    `noise` is white noise or its key, `power` ln P(k) at a = 1 from `modes.log_power`, and `primordial` f_nl with
+    `modes.log_transfer`, or None.
     """
     modes = colour(noise_of(noise, config, kind), power, config)
     if primordial is not None:
@@ -77,7 +72,6 @@ class StepSchedule(NamedTuple):
       times: scale factors at which steps begin and end.
       steps: the steps; each field has an axis of steps.
       drifts: drifts at the start of each step, and a final 0.
-      table: growth table.
     """
 
     times: Array
@@ -104,15 +98,7 @@ def _schedule(table: GrowthTable, times: Array, coefficients: Coefficients, conf
 def first_drift(
     particles: ExactParticles, status: Status, schedule: StepSchedule, done: ArrayLike, config: Config
 ) -> Moved:
-    """Take the drift at the start of the next step; donates the particles.
-
-    Args:
-      particles: particles at the end of a step, or at the start of the run.
-      status: status so far.
-      schedule: all steps of the simulation.
-      done: number of completed steps.
-      config: the simulation.
-    """
+    """Take the drift at the start of the next step; donates the particles."""
     return _first_drift(particles, schedule.drifts[done], unit_after(jnp.asarray(done), schedule.steps), status, config)
 
 
@@ -121,12 +107,6 @@ def advance(moved: Moved, schedule: StepSchedule, done: ArrayLike, config: Confi
 
     A failed step leaves the particles as at its start, with a drift of 0. On several CPU devices the host must wait for
     each step, for example by `jax.block_until_ready`: many queued programs that communicate can block each other.
-
-    Args:
-      moved: particles with the first drift of the step.
-      schedule: all steps of the simulation.
-      done: number of completed steps.
-      config: the simulation.
     """
     return _advance(moved.particles, moved._replace(particles=()), schedule, done, config)  # type: ignore[arg-type]
 

@@ -39,15 +39,7 @@ _BOUND, _PARTICLES_DIVIDED, _PAINTED = 30, 15.5, 4
 
 
 def stored_potentials(wanted: Stored, steps: int, config: Config, dtype: Any, platform: str | None = None) -> int:
-    """Number of last steps whose potentials a gradient stores.
-
-    Args:
-      wanted: this number, or "auto".
-      steps: number of steps of the run.
-      config: the simulation.
-      dtype: type of the particles.
-      platform: platform of the devices; default: the platform of the configuration.
-    """
+    """Number of last steps whose potentials a gradient stores: the wanted one, or by the platform for "auto"."""
     if wanted != "auto":
         return min(wanted, steps)
     platform = platform or config.decomposition.platform

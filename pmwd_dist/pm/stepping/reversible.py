@@ -37,15 +37,9 @@ def evolve_and_save(
 ) -> tuple[Particles, Any, Status, list[Any], list[Array]]:
     """Evolve particles, with reversible derivatives.
 
-    Args:
-      particles: particles at the start.
-      schedule: growth table, scale factors at which steps begin and end, and coefficients of the steps.
-      config: the simulation.
-      stored: number of last steps whose potentials a gradient stores, or "auto".
-      functions: functions of (scale factor, particles, growth table) to save.
-      plan: for each function, the numbers of steps before each save.
-      accumulate: contribution of a step to a sum, a function of (epoch before, epoch after, growth table).
-      meter: progress meter of diffrax, or None.
+    The schedule holds growth table, scale factors at which steps begin and end, and coefficients of the steps.
+    Functions of (scale factor, particles, growth table) are saved after the numbers of steps in `plan`. `accumulate` is
+    a function of (epoch before, epoch after, growth table).
 
     Returns:
       Particles at the end, the sum, the status, saved values, and the scale factors of the saves, infinite after a

@@ -59,11 +59,9 @@ class Moved(NamedTuple):
     """Particles after the first drift of the next step.
 
     Args:
-      particles: particles after the drift.
       drift: the drift; 0 after a failed step, which leaves the particles unchanged.
       unit: unit of the momenta [Mpc/h].
       max_displacement: largest displacement of the particles [mesh cells].
-      status: the first failure, if any.
     """
 
     particles: ExactParticles
@@ -111,15 +109,7 @@ def first_drifts(step: Step) -> Array:
 
 
 def first_drift(particles: ExactParticles, drift: Array, unit: Array, status: Status, config: Config) -> Moved:
-    """Take the drift at the start of a step.
-
-    Args:
-      particles: particles at the end of the step before.
-      drift: the drift.
-      unit: unit of the momenta [Mpc/h].
-      status: status so far.
-      config: the simulation.
-    """
+    """Take the drift at the start of a step."""
     disp = drifted(particles.with_unit(unit), drift, config).disp
     disp = barrier(disp)  # XLA would compute it again for each use
     spec, largest_of = config.decomposition.spec, partial(max_displacement_block, config=config)
@@ -132,12 +122,7 @@ def step(
 ) -> tuple[Moved, tuple[Array, ...]]:
     """Kick and last drift of a step, and the first drift of the next one; a failed step is reversed.
 
-    Args:
-      now: the step.
-      following: first drift of the next step.
-      moved: particles after the first drift.
-      config: the simulation.
-      entry: entry of the cache for the potential of the step; default: none.
+    Without an entry no potential is stored.
 
     Returns:
       The particles after the following drift, and the cache with the potential of the step.
@@ -231,11 +216,7 @@ def drifted(particles: Particles, coefficient: Array, config: Config) -> Particl
 def ended(status: Status, max_displacement: Array, momenta_in_range: Array, config: Config) -> Status:
     """Status after the last drift. A particle that leaves the range of the grid, or is not finite, sets it.
 
-    Args:
-      status: status after the last step.
-      max_displacement: largest displacement of the particles at the end [mesh cells].
-      momenta_in_range: whether all momenta are in the range of the integers.
-      config: the simulation.
+    `max_displacement` is the largest one at the end [mesh cells].
     """
     largest_on_grid = largest(config, max_displacement.dtype) / min(config.cell_size)
     code = failure(max_displacement, jnp.inf, largest_on_grid)  # no force follows: any halo will do

@@ -36,9 +36,6 @@ class Control:
     """Signals, profile and time limit of a job.
 
     Args:
-      folder: output folder.
-      stop: signals received so far.
-      profile: profile of the program so far.
       limit: seconds from the start of the program until the job has to be over, or None.
     """
 

@@ -64,11 +64,8 @@ def warm_up(
 ) -> tuple[Cost, Callable[[], tuple[float, T]], T]:
     """Compile a function, load its arguments and call it once.
 
-    Args:
-      function: to compile.
-      example: its arguments as jax.ShapeDtypeStruct.
-      load: returns its arguments, new ones each time if they are donated.
-      donated: whether results may take the memory of the arguments.
+    `example` are its arguments as jax.ShapeDtypeStruct. `load` returns them, new ones each time if their memory is
+    donated to the results.
 
     Returns:
       The cost; a function that repeats the call and returns its seconds, without those in which arguments are loaded,

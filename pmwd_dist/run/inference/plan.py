@@ -54,11 +54,7 @@ _ARGUMENTS = {
 
 @dataclass(frozen=True)
 class InferenceJob(Job):
-    """An inference; `data` holds the arrays of its files.
-
-    Args:
-      model: model of the data.
-    """
+    """An inference; `data` holds the arrays of its files."""
 
     settings: InferenceSettings
     model: infer.Model

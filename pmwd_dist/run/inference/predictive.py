@@ -94,12 +94,6 @@ def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: A
 
     Each draw predicts data by the forward model and a draw from the likelihood. Their spectra, noise and mask included,
     compare with the spectrum of the data. Correlations use predictions without noise. Maps have angular spectra.
-
-    Args:
-      posterior: posterior given the data.
-      chain: chain with white noise on disk.
-      data: data, with the true white noise if they are a mock.
-      key: key of jax.random.
     """
     noise, numbers = some_draws(chain)
     arguments = _arguments(posterior, data, noise, numbers, key)

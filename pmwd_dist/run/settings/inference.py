@@ -49,11 +49,6 @@ class InferenceSettings(Settings):
 def _chain_decomposition(settings: InferenceSettings, shapes: Sequence[Shape3], **options: Any) -> Decomposition:
     """The division of a field over the devices of a chain, on a mesh that has an axis of chains for several groups.
 
-    Args:
-      settings: settings with the number of devices of a chain.
-      shapes: shapes of real fields, which are slabs along x by default, where they fit.
-      options: options of the backend.
-
     Raises:
       ArgumentError: too few devices, or groups that can't share the chains.
     """

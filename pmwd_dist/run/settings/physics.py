@@ -69,13 +69,8 @@ class SimulationSetup:
     """Simulation that is ready to run on the devices of this program.
 
     Args:
-      config: the simulation.
-      cosmo: cosmology.
-      solver: name of the solver.
       power: linear P(k): k [h/Mpc] and P(k) at a = 1 [(Mpc/h)^3] from a file, or the name of a transfer function.
-      seed: seed of the white noise.
       light_cone: light cone to fill during the run, or None.
-      kind: options of the noise.
       f_nl: local primordial non-Gaussianity; None for Gaussian modes.
       field: white noise of a file, or None.
       potential_factor: factor of the potential, or None.

@@ -67,14 +67,7 @@ def advance_and_see(
 
     The halo of the config is for forces; the light cone has a halo of its own.
 
-    Args:
-      particles: particles after the drift at the start of the step; donated.
-      shells: shells of the light cone so far; donated.
-      motion: the rest of the state of the step, with particles=().
-      schedule: all steps of the simulation.
-      done: number of steps that are done.
-      cone: light cone.
-      config: configuration of the simulation.
+    Particles and shells are donated. `motion` is the rest of the state of the step, with particles=().
     """
     before = motion._replace(particles=particles)
     after = host.advance(before, schedule, done, config)

@@ -19,11 +19,7 @@ def run_memory(
 ) -> dict[Stage, int]:
     """Memory of each device by stage of a run [bytes].
 
-    Args:
-      simulation: simulation on the current devices.
-      times: scale factors at which steps begin and end.
-      config: the configuration of the simulation with the expected halo.
-      shells: shells of a bispectrum, if one is measured.
+    `config` has the expected halo. `shells` are those of a bispectrum, if one is measured.
     """
     table, cone = table_like(config, simulation.cosmo), simulation.light_cone
     of_file, f_nl = simulation.field is not None, simulation.f_nl is not None

@@ -42,10 +42,8 @@ class View:
     """State of a simulation at an output.
 
     Args:
-      simulation: configuration and cosmology.
       particles: particles at scale factor a.
       density: 1 + delta, shape mesh_shape.
-      a: scale factor.
       data: arrays of the files that the settings name.
     """
 

@@ -191,11 +191,7 @@ def on_devices(config: Config, pdims: tuple[int, int]) -> Config:
 def divisions(config: Config, count: int, displacement: float, gpu: GPU = GPUS["H100"]) -> list[Division]:
     """All divisions of a simulation over a number of GPUs, the fastest first.
 
-    Args:
-      config: the simulation.
-      count: number of GPUs.
-      displacement: largest displacement, for the halos [Mpc/h].
-      gpu: their speeds.
+    `displacement` is the largest one, for the halos [Mpc/h].
     """
     found: list[Division] = []
     for py in _divisors(count):
@@ -229,11 +225,7 @@ def _divisors(number: int) -> list[int]:
 def largest_mesh(config: Config, count: int, displacement: float, limit: float) -> Config | None:
     """The largest simulation of the same cells and ratio of mesh and lattice that fits into so many GPUs.
 
-    Args:
-      config: the simulation.
-      count: number of GPUs.
-      displacement: largest displacement [Mpc/h].
-      limit: memory of each [bytes].
+    `displacement` is the largest one [Mpc/h], `limit` the memory of each GPU [bytes].
     """
     quantum = math.lcm(16, min(py for py in _divisors(count) if py * py >= count))  # the squarest pencils divide it
 
