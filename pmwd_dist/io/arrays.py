@@ -64,9 +64,6 @@ def write_arrays(
     """Write arrays by name, and their description; the file is complete or absent.
 
     The description has values that JSON can hold. `guard` is the context of the writing, see `atomic_write`.
-
-    Raises:
-      OSError: the file can't be written.
     """
     described: dict[str, Any] = {_ABOUT: np.frombuffer(json.dumps(dict(about)).encode(), np.uint8)}
     with atomic_write(path, guard=guard) as aside, aside.open("wb") as stream:

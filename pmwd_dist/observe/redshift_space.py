@@ -101,11 +101,7 @@ def cosine_moments(
 
 
 def direction(line_of_sight: LineOfSight) -> tuple[float, float, float]:
-    """Unit vector of a line of sight: "x", "y", "z" or three numbers.
-
-    Raises:
-      ValueError: the line of sight has another form, or is zero.
-    """
+    """Unit vector of a line of sight: "x", "y", "z" or three numbers."""
     if isinstance(line_of_sight, str) and line_of_sight in _AXES:
         return _AXES[line_of_sight]
     try:

@@ -33,11 +33,7 @@ _SLACK = 1e-4  # relative tolerance of distances in single precision
 
 
 def checked_edges(edges: Any) -> tuple[float, ...]:
-    """Edges of shells as Python floats.
-
-    Raises:
-      ValueError: the edges are fewer than two, negative, or don't ascend.
-    """
+    """Edges of shells as Python floats."""
     values = np.asarray(real(edges, "edges"), float)
     if values.ndim != 1 or len(values) < 2 or not np.isfinite(values).all():
         raise ArgumentError("edges", edges, "must be two or more comoving distances", "for example [500, 1000, 1500]")
@@ -47,11 +43,7 @@ def checked_edges(edges: Any) -> tuple[float, ...]:
 
 
 def checked_observer(observer: Any, box: Sequence[float]) -> tuple[float, ...]:
-    """Position of an observer as Python floats.
-
-    Raises:
-      ValueError: the position is not in the box.
-    """
+    """Position of an observer as Python floats."""
     values = np.asarray(real(observer, "observer"), float)
     if values.shape != (len(box),) or not all(0 <= x <= length for x, length in zip(values, box, strict=True)):
         shown = values.tolist() if len(box) > 1 else values.ravel().tolist()[0]

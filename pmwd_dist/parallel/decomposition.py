@@ -305,11 +305,7 @@ def _unpickled(mesh: Any, platform: str, numbers: Any, spec: PartitionSpec, back
 
 
 def as_decomposition(value: Any) -> Decomposition:
-    """A decomposition as it is, or the decomposition of pdims such as (4, 1).
-
-    Raises:
-      ValueError: the value is neither.
-    """
+    """A decomposition as it is, or the decomposition of pdims such as (4, 1)."""
     if isinstance(value, Decomposition):
         return value
     if isinstance(value, list | tuple):

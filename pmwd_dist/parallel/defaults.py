@@ -39,11 +39,7 @@ def update(name: str, value: str) -> None:
 
 
 def default(name: str) -> str:
-    """The current default.
-
-    Raises:
-      ValueError: the environment has an unknown value.
-    """
+    """The current default; ValueError if the environment has an unknown value."""
     if name in _set:
         return _set[name]
     variable = f"PMWD_{name.upper()}"
@@ -52,11 +48,7 @@ def default(name: str) -> str:
 
 
 def checked(value: str, name: str, argument: str | None = None) -> str:
-    """The value, after a check that it is a choice for the name.
-
-    Raises:
-      ValueError: the value is not a choice.
-    """
+    """The value; ValueError if it is no choice for the name."""
     choices = get_args(_CHOICES[name][0])
     if value not in choices:
         raise ArgumentError(argument or name, value, "is not known", f"use one of {', '.join(choices)}")

@@ -1,4 +1,4 @@
-"""Checks of the arrays that users pass: numbers, precision, decomposition and whole shape."""
+"""Checks of the arrays that users pass: numbers, precision, decomposition and whole shape. They raise ValueError."""
 
 from __future__ import annotations
 
@@ -24,11 +24,7 @@ def check_on_host(function: str, values: Any) -> None:
 
 
 def numbers(x: Any, name: str) -> Any:
-    """An array in a type that JAX has, from lists, other byte orders and extended precision too.
-
-    Raises:
-      ValueError: the values are not numbers or booleans, or masked by NumPy.
-    """
+    """An array in a type that JAX has, from lists, other byte orders and extended precision too."""
     check_unmasked(x, name)
     if not isinstance(x, jax.Array | np.ndarray) or isinstance(x, np.ma.MaskedArray):
         try:
@@ -55,11 +51,7 @@ def check_unmasked(x: Any, name: str) -> None:
 def decomposition_of(
     x: Any, decomposition: Decomposition | None, name: str, *, spectrum: bool = False
 ) -> tuple[Decomposition, Shape3]:
-    """The decomposition of a field or spectrum, by default from its sharding, and its whole shape.
-
-    Raises:
-      ValueError: the decomposition is none, or the array has no cells or other than three axes.
-    """
+    """The decomposition of a field or spectrum, by default from its sharding, and its whole shape."""
     x = numbers(x, name)
     if len(x.shape) != 3 or min(x.shape) < 1:
         raise ValueError(f"{name}.shape={tuple(x.shape)} must be three numbers of cells; of a batch, use jax.vmap")
@@ -68,11 +60,7 @@ def decomposition_of(
 
 
 def cells(shape: Sequence[Any], name: str) -> Shape3:
-    """Numbers of cells as Python integers.
-
-    Raises:
-      ValueError: the shape is not three positive integers.
-    """
+    """Numbers of cells as Python integers."""
     try:
         nx, ny, nz = map(index, shape)
     except (TypeError, ValueError):
@@ -83,11 +71,7 @@ def cells(shape: Sequence[Any], name: str) -> Shape3:
 
 
 def real(x: Any, name: str, remedy: str = "pass its real and its imaginary part one by one") -> Array:
-    """Real values in single or double precision: integers in JAX's default, half precision in single.
-
-    Raises:
-      ValueError: the values are complex, or not numbers.
-    """
+    """Real values in single or double precision: integers in JAX's default, half precision in single."""
     x = numbers(x, name)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         raise ValueError(f"{name}.dtype={x.dtype} must be real; {remedy}")
@@ -95,21 +79,13 @@ def real(x: Any, name: str, remedy: str = "pass its real and its imaginary part 
 
 
 def complex_(x: Any, name: str) -> Array:
-    """Complex values in single or double precision.
-
-    Raises:
-      ValueError: the values are not numbers.
-    """
+    """Complex values in single or double precision."""
     x = numbers(x, name)
     return _as(x, np.promote_types(_precision(x.dtype), np.complex64))
 
 
 def whole_number(value: Any, name: str, *, least: int = 0) -> int:
-    """An integer, such as a number of cells, as a Python integer.
-
-    Raises:
-      ValueError: the value is a fraction or a boolean, or less than `least`.
-    """
+    """An integer, such as a number of cells, as a Python integer."""
     try:
         number = least - 1 if isinstance(value, bool | np.bool_) else index(value)
     except TypeError:

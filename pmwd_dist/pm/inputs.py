@@ -1,4 +1,4 @@
-"""Checks of the arguments of a simulation: config, fields, modes, particles and scale factors.
+"""Checks of the arguments of a simulation: config, fields, modes, particles and scale factors. They raise ValueError.
 
 Values of fields are not checked, since that would wait for the devices. A value that is not finite sets the status of
 a simulation, and makes a painted field NaN.
@@ -40,11 +40,7 @@ def check_config(config: Any) -> None:
 
 
 def mesh_field(field: Any, config: Config, name: str = "field", remedy: str = _FIELD) -> Array:
-    """Check a real field on the mesh, whole or a block of a process; in single or double precision.
-
-    Raises:
-      ValueError: another shape, or values that are not real numbers.
-    """
+    """Check a real field on the mesh, whole or a block of a process; in single or double precision."""
     _check_array(field, name)
     field = real(field, name, remedy)
     _check_whole(field, config, name, "mesh_shape")
@@ -60,11 +56,7 @@ def lattice_field(field: Any, config: Config, name: str) -> Array:
 
 
 def checked_modes(modes: Any, config: Config) -> Array:
-    """Check the complex modes of a field on the lattice, in the layout of `prfft3d`.
-
-    Raises:
-      ValueError: another shape, or values that are not numbers.
-    """
+    """Check the complex modes of a field on the lattice, in the layout of `prfft3d`."""
     check_config(config)
     _check_array(modes, "modes")
     modes, expected = complex_(modes, "modes"), spectrum_shape(config.particle_shape, config.decomposition)
@@ -75,11 +67,7 @@ def checked_modes(modes: Any, config: Config) -> Array:
 
 
 def vectors(x: Any, config: Config, name: str) -> Array:
-    """Check an array with a real vector per particle; in single or double precision.
-
-    Raises:
-      ValueError: another shape, or values that are not real numbers.
-    """
+    """Check an array with a real vector per particle; in single or double precision."""
     check_config(config)
     _check_array(x, name)
     x, expected = real(x, name), (*config.particle_shape, 3)
@@ -90,11 +78,7 @@ def vectors(x: Any, config: Config, name: str) -> Array:
 
 
 def checked_particles(particles: Any, config: Config) -> Particles:
-    """Check particles; displacements and momenta get one precision.
-
-    Raises:
-      ValueError: not Particles, or particles of another shape.
-    """
+    """Check particles; displacements and momenta get one precision."""
     if not isinstance(particles, Particles):
         constraint = f"is a {type(particles).__name__} and must be Particles"
         remedy = "pass solution.particles" if hasattr(particles, "particles") else _SOURCES["particles"]
@@ -114,11 +98,7 @@ def check_table(args: Any) -> None:
 
 
 def scale_factor(a: Any, name: str = "a") -> Any:
-    """Check a scale factor against the range of the growth tables; values on a device or traced are not checked.
-
-    Raises:
-      ValueError: not one number, or a number outside the tables.
-    """
+    """Check a scale factor against the range of the growth tables; values on a device or traced are not checked."""
     if np.shape(numbers(a, name)) != ():
         raise ArgumentError(name, a, "must be one number")
     if isinstance(a, int | float | np.number | np.ndarray) and not _FIRST <= float(a) <= _LAST:

@@ -22,11 +22,7 @@ _COLUMNS = ("mean", "sd", "rhat", "ess_bulk", "ess_tail", "gradients_per_ess")
 
 
 def write_rows(path: Path, head: str, rows: Rows) -> None:
-    """Write a table as CSV: the names of the rows, and their columns.
-
-    Raises:
-      OSError: the file can't be written.
-    """
+    """Write a table as CSV: the names of the rows, and their columns."""
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
     lines = [",".join((head, *columns))]
     lines += [

@@ -41,12 +41,7 @@ def draw(paths: Iterable[Path]) -> None:
 
 
 def finish(folder: Path, names: Container[str]) -> None:
-    """Wait for the figures, and draw those of a folder among `names` that are missing and have data.
-
-    Raises:
-      ValueError: the data of a figure are damaged.
-      OSError: the data can't be read, or a figure can't be written.
-    """
+    """Wait for the figures, and draw those of a folder among `names` that are missing and have data."""
     global _process
     if _process is not None:
         with suppress(BrokenPipeError):

@@ -14,9 +14,6 @@ def write_page(path: Path, images: Iterable[Path], **content: Any) -> None:
     """Write the page.
 
     Images are PNG files whose names tell their kind and redshift; the content are the values of the template.
-
-    Raises:
-      OSError: a figure can't be read, or the page can't be written.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 

@@ -1,4 +1,7 @@
-"""Results of a run at its redshifts: their files, and the figures that are drawn from them."""
+"""Results of a run at its redshifts: their files, and the figures that are drawn from them.
+
+Functions raise ValueError for damaged data, and OSError for files that can't be read or written.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +43,7 @@ def spectrum_table(measured: Any, linear: np.ndarray, shot_noise: float, total: 
 
 
 def read_spectra(folder: Path) -> dict[float, Table]:
-    """Read the spectra of a run's folder by redshift, from the lowest one on.
-
-    Raises:
-      ValueError: a file does not hold a spectrum.
-      OSError: a file can't be read, or is no regular file.
-    """
+    """Read the spectra of a run's folder by redshift, from the lowest one on."""
     spectra = dict[float, Table]()
     for path in folder.glob("power_z*.csv"):
         if (match := _NAME.fullmatch(path.stem)) is None:
@@ -57,11 +55,7 @@ def read_spectra(folder: Path) -> dict[float, Table]:
 
 
 def read_slab(path: Path) -> Arrays:
-    """Read the density of a slab and its redshift `z`, `sides` and `thickness` [Mpc/h] from their file.
-
-    Raises:
-      ArrayFileError: the file is missing or damaged, or holds something else.
-    """
+    """Read the density of a slab and its redshift `z`, `sides` and `thickness` [Mpc/h] from their file."""
     found = read_arrays(path, shapes={"z": (), "sides": (2,), "thickness": ()}, remedy=_REMEDY)
     with reading(path, _REMEDY):
         return found | {"density": found["density"].astype(float)}
@@ -78,12 +72,7 @@ def figures(folder: Path) -> list[Path]:
 
 
 def redraw(folder: Path) -> list[Path]:
-    """Draw all figures of a run's folder from its data.
-
-    Raises:
-      ValueError: the data are damaged.
-      OSError: the data can't be read, or a figure can't be written.
-    """
+    """Draw all figures of a run's folder from its data."""
     paths = figures(folder)
     for path in paths:
         draw(path)
@@ -91,12 +80,7 @@ def redraw(folder: Path) -> list[Path]:
 
 
 def draw(path: Path) -> None:
-    """Draw one of the figures of a run's folder from the data there.
-
-    Raises:
-      ValueError: the data are damaged.
-      OSError: the data can't be read, or the figure can't be written.
-    """
+    """Draw one of the figures of a run's folder from the data there."""
     if path.name == POWER:
         figure = _power(read_spectra(path.parent))
     elif path.name == CONVERGENCE:

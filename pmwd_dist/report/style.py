@@ -132,11 +132,7 @@ def label_decades(axis: Axis, digits: Sequence[float]) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG, with narrow margins.
-
-    Raises:
-      OSError: the figure can't be written.
-    """
+    """Write a figure as PNG, with narrow margins."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     figure.set_dpi(DPI)

@@ -32,11 +32,7 @@ class Table:
 
 
 def write_table(path: Path, table: Table) -> None:
-    """Write a table as CSV: a comment with its title, if any, a row of names and units, rows of numbers.
-
-    Raises:
-      OSError: the file can't be written.
-    """
+    """Write a table as CSV: a comment with its title, if any, a row of names and units, rows of numbers."""
     names = [f"{name} [{table.units[name]}]" if name in table.units else name for name in table.columns]
     header = (f"# {table.title}\n" if table.title else "") + ",".join(names)
     rows = np.stack(list(table.columns.values()), -1)

@@ -1,6 +1,7 @@
 """Content of an HDF5 file from an untrusted source: type and size are checked before anything is read.
 
 Links are not followed, and arrays whose values lie in other files are not read, since a file could name any other.
+Functions raise `Malformed` for missing members, and for content of another type, shape or range.
 """
 
 from __future__ import annotations
@@ -68,11 +69,7 @@ def has(group: Group, name: str) -> bool:
 
 
 def member(group: Group, name: str, kind: type) -> Any:
-    """A group (h5py.Group) or an array (h5py.Dataset) that is a direct member of a group.
-
-    Raises:
-      Malformed: the member is missing, a link, or of another kind.
-    """
+    """A group (h5py.Group) or an array (h5py.Dataset) that is a direct member of a group, not a link."""
     what, path = {GROUP: "group", DATASET: "array"}[kind], path_of(group, name)
     if not has(group, name):
         raise Malformed(f"lacks the {what} {path}")
@@ -84,11 +81,7 @@ def member(group: Group, name: str, kind: type) -> Any:
 
 
 def values(group: Group, name: str) -> np.ndarray:
-    """The numbers of an attribute along one axis, as integers or in double precision.
-
-    Raises:
-      Malformed: the attribute is missing, empty, very long, or does not hold finite numbers.
-    """
+    """The numbers of an attribute along one axis, as integers or in double precision."""
     path = f"{path_of(group)}:{name}"
     if name not in group.attrs:
         raise Malformed(f"lacks the attribute {path}")
@@ -103,11 +96,7 @@ def values(group: Group, name: str) -> np.ndarray:
 
 
 def number(group: Group, name: str, low: float, high: float) -> float:
-    """The value of an attribute that is one number from low to high.
-
-    Raises:
-      Malformed: the attribute is missing, not one number, or out of range.
-    """
+    """The value of an attribute that is one number from low to high."""
     found = values(group, name)
     if len(found) != 1 or not low <= found[0] <= high:
         raise Malformed(
@@ -117,11 +106,7 @@ def number(group: Group, name: str, low: float, high: float) -> float:
 
 
 def whole_numbers(group: Group, name: str, least: int) -> list[int]:
-    """The values of an attribute that holds integers of at least `least`.
-
-    Raises:
-      Malformed: the attribute is missing, or holds other values.
-    """
+    """The values of an attribute that holds integers of at least `least`."""
     found = values(group, name)
     if (found != np.rint(found)).any() or found.min() < least or found.max() >= 2**53:
         raise Malformed(f"has {path_of(group)}:{name} = {_show(found)}, which must be whole numbers, {least} or more")
@@ -132,9 +117,6 @@ def array(group: Group, name: str, kinds: str, columns: int | None) -> Dataset:
     """An array of shape (rows,) or (rows, columns), with all its values in the file.
 
     `kinds` are NumPy's letters for the kinds of types that are allowed. Without columns there is one axis.
-
-    Raises:
-      Malformed: the shape or type is another one, or the file holds fewer values than it declares.
     """
     data, path = member(group, name, DATASET), path_of(group, name)
     shape, dtype = data.shape, data.dtype
@@ -171,11 +153,7 @@ def check_storage(data: Dataset, path: str) -> None:
 
 
 def rows(data: Dataset, low: int, high: int | None) -> np.ndarray:
-    """Rows of an array.
-
-    Raises:
-      Malformed: the rows can't be read, or their checksum is wrong.
-    """
+    """Rows of an array."""
     try:
         return np.asarray(data[low:high])
     except _ERRORS as error:

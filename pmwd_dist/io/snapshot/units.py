@@ -91,11 +91,7 @@ _CGS = 1e-10, 1e60  # range of a unit
 
 
 def length_unit(name: str | None) -> Unit | None:
-    """A comoving unit of length by its name.
-
-    Raises:
-      ValueError: the name is unknown.
-    """
+    """A comoving unit of length by its name."""
     if name is not None and name not in _LENGTHS:
         raise ArgumentError("length_unit", name, f"must be one of {', '.join(get_args(LengthUnit))}")
     return None if name is None else _LENGTHS[name]

@@ -116,11 +116,7 @@ class Snapshot:
         return chunks(self._particles, self._layout, self._scales)
 
     def write(self, path: Path, chunks: Iterable[Chunk]) -> None:
-        """Write the file of this process.
-
-        Raises:
-          OSError: the file can't be written.
-        """
+        """Write the file of this process."""
         reserve(path, self._part.count * self._kind.bytes_per_particle + _HEADER_BYTES)
         # Of HDF5 1.10 and newer: everything in the file has a checksum.
         with h5py.File(path, "w", libver=("v110", "v110")) as file:

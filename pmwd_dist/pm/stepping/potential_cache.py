@@ -66,11 +66,7 @@ def _spare_when_divided(config: Config) -> int:
 
 
 def checked(stored: Any) -> Stored:
-    """Check a number of stored potentials, or "auto".
-
-    Raises:
-      ValueError: anything else.
-    """
+    """Check a number of stored potentials, or "auto"."""
     if isinstance(stored, str) and stored != "auto":
         raise ArgumentError("stored_potentials", stored, 'must be a number of steps or "auto"', 'pass "auto" or 0')
     return "auto" if isinstance(stored, str) else whole_number(stored, "stored_potentials", least=0)

@@ -90,11 +90,7 @@ def differences(kept: Identity, own: Identity, holder: str) -> list[str]:
 
 
 def compare_processes(job: Job, **options: Any) -> None:
-    """Check that all processes have the same job, versions and options. Collective.
-
-    Raises:
-      ValueError: they don't.
-    """
+    """Raise ValueError unless all processes have the same job, versions and options. Collective."""
     settings = {
         f"{name}.{key}": value
         for name in type(job.settings).sections

@@ -1,4 +1,7 @@
-"""The manifest of a run: names of the files in the folder that belong to it."""
+"""The manifest of a run: names of the files in the folder that belong to it.
+
+Functions raise ValueError for a folder that is not one of a run.
+"""
 
 from __future__ import annotations
 
@@ -15,42 +18,23 @@ NAME = "manifest.json"
 
 
 def create(folder: Path, run: Identity, names: Iterable[str]) -> None:
-    """Write the manifest of a new run, with the names of its first files.
-
-    Raises:
-      FileExistsError: a file of this name exists.
-      OSError: the manifest can't be written.
-    """
+    """Write the manifest of a new run, with the names of its first files."""
     _write(folder, run, [])
     claim(folder, names)
 
 
 def identity(folder: Path) -> Identity:
-    """The identity of the run to which a folder belongs.
-
-    Raises:
-      ValueError: the folder is not one of a run.
-    """
+    """The identity of the run to which a folder belongs."""
     return dict(_read(folder)["run"])
 
 
 def files(folder: Path) -> list[str]:
-    """Names of the files and checkpoints of the run to which a folder belongs.
-
-    Raises:
-      ValueError: the folder is not one of a run.
-    """
+    """Names of the files and checkpoints of the run to which a folder belongs."""
     return list(_read(folder)["files"])
 
 
 def claim(folder: Path, names: Iterable[str]) -> None:
-    """Add names of files before the run writes them.
-
-    Raises:
-      FileExistsError: a file of this name exists and belongs to somebody else.
-      ValueError: the folder is not one of a run.
-      OSError: the manifest can't be written.
-    """
+    """Add names of files before the run writes them; FileExistsError if one belongs to somebody else."""
     own, wanted = files(folder), list(names)
     check_free(folder, wanted)
     if not set(wanted) <= set(own):
@@ -59,11 +43,7 @@ def claim(folder: Path, names: Iterable[str]) -> None:
 
 
 def check_free(folder: Path, names: Iterable[str]) -> None:
-    """Check that each of these names is free or belongs to the run.
-
-    Raises:
-      FileExistsError: a file of this name exists and belongs to somebody else.
-    """
+    """Raise FileExistsError unless each of these names is free or belongs to the run."""
     own = files(folder)
     for name in names:
         if name not in own and exists(folder / name):
@@ -71,12 +51,7 @@ def check_free(folder: Path, names: Iterable[str]) -> None:
 
 
 def remove_files(folder: Path) -> None:
-    """Remove all files of a run, its manifest last; other files stay.
-
-    Raises:
-      ValueError: the folder is not one of a run.
-      OSError: a file can't be removed.
-    """
+    """Remove all files of a run, its manifest last; other files stay."""
     for name in files(folder):
         for path in (folder / name, temporary(folder / name)):
             if name.startswith("checkpoint_"):

@@ -144,11 +144,7 @@ class InferenceJob(Job):
         return resources.room().needed(self.memory.peak, self.simulation.config, RUNTIME)
 
     def check(self) -> list[str]:
-        """Warnings about memory, resolution, and data that look like something else.
-
-        Raises:
-          SettingsError: memory can't suffice.
-        """
+        """Warnings about memory, resolution, and data that look like something else."""
         problem, tight = inference_problem(self.memory, self.simulation.config)
         if problem is not None:
             raise SettingsError([problem])

@@ -52,11 +52,7 @@ class Verdict(NamedTuple):
 
 
 def judge(plan: InferenceJob, posterior: infer.Posterior, chain: infer.Chain, data: Arrays) -> Verdict:
-    """Write tables and figures of finished chains, and check their convergence. Collective.
-
-    Raises:
-      OSError: a file can't be written.
-    """
+    """Write tables and figures of finished chains, and check their convergence. Collective."""
     truth = _truth(data)
     found = compare(posterior, chain, data, key_of(plan, 4))
     optional = {
@@ -112,12 +108,7 @@ def _draw_planes(plan: InferenceJob, planes: Images, alike: tuple[int, ...], pla
 
 
 def redraw_chains(folder: Path) -> list[Path]:
-    """Write summary and figures of the complete draws, if there are enough, also of a run that was interrupted.
-
-    Raises:
-      ValueError: a file is damaged.
-      OSError: a file can't be written.
-    """
+    """Write summary and figures of the complete draws, if there are enough, also of a run that was interrupted."""
     try:
         chain = infer.load_chain(folder)
     except ArgumentError:

@@ -42,20 +42,12 @@ def read(path: Path, overrides: Iterable[str] = ()) -> SimulationSettings:
 
 
 def read_as(model: type[AnySettings], path: Path, overrides: Iterable[str] = ()) -> AnySettings:
-    """Read settings of a kind, which has its own sections, as `read` does.
-
-    Raises:
-      SettingsError: the settings have these problems.
-    """
+    """Read settings of a kind, which has its own sections, as `read` does."""
     return _read_tree(model, _load(path), path, overrides)
 
 
 def read_any(path: Path, overrides: Iterable[str] = ()) -> Settings:
-    """Read settings of a simulation or an inference, whichever has more of the sections in the file.
-
-    Raises:
-      SettingsError: the settings have these problems.
-    """
+    """Read settings of a simulation or an inference, whichever has more of the sections in the file."""
     tree = _load(path)
     if tree.keys() <= SimulationSettings.model_fields.keys():
         return _read_tree(SimulationSettings, tree, path, overrides)

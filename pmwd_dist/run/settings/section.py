@@ -26,11 +26,7 @@ def list_to_tuple(value: object) -> object:
 
 
 def one_or_several(value: object) -> object:
-    """A tuple of one or several values.
-
-    Raises:
-      ValueError: the list is empty.
-    """
+    """A tuple of one or several values."""
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
     if not values:
         raise ValueError("must hold one value or more; leave it out for the default")

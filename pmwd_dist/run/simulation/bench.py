@@ -84,11 +84,7 @@ def noise(n: int) -> Float[Array, "n n n"]:
 
 
 def bench(sizes: Sequence[int], cases: Sequence[Case] = CASES, *, rounds: int = 3) -> Iterator[Timing]:
-    """Time these cases at meshes of n^3, in single precision on one device.
-
-    Raises:
-      ValueError: a size that is no mesh.
-    """
+    """Time these cases at meshes of n^3, in single precision on one device."""
     problems = [config(n) for n in sizes]
     for problem in problems:
         for case in cases:

@@ -35,9 +35,6 @@ def write_fields(path: Path, fields: dict[str, Field], about: dict[str, Any]) ->
     """Write fields as datasets of one file, with attributes of the file. Collective.
 
     Process 0 holds all of them in the memory of the host.
-
-    Raises:
-      OSError, SharedError: the file can't be written.
     """
     arrays = {name: _on_host(field.values, field.axis) for name, field in fields.items()}
     with raise_on_all_processes():

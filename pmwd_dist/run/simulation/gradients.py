@@ -50,11 +50,7 @@ class Comparison(NamedTuple):
 
 
 def compare_gradient(simulation: SimulationSetup) -> list[Comparison]:
-    """The gradient by a direction of the noise and by each parameter, against differences, in double precision.
-
-    Raises:
-      SimulationError: the simulation fails on its data.
-    """
+    """The gradient by a direction of the noise and by each parameter, against differences, in double precision."""
     config = simulation.config
 
     def loss(values: dict[str, Array], noise: Array, direction: Array) -> tuple[Array, Status]:

@@ -163,11 +163,7 @@ class SimulationJob(Job):
         return None if galaxies is None or galaxies.number_density is None else galaxies
 
     def check(self) -> list[str]:
-        """Warnings that memory or disk may not suffice, or that the time steps lose growth.
-
-        Raises:
-          SettingsError: memory or disk can't suffice.
-        """
+        """Warnings that memory or disk may not suffice, or that the time steps lose growth."""
         problem, *warnings = memory_problem(self)
         problems = [problem] if problem else []
         if self.settings.output.compression is not None and find_spec("hdf5plugin") is None:
