@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -188,6 +189,17 @@ def test_gradients_agree_with_differences(cosmo: Any) -> None:
     long = model.forward.response({"b1": 0.8})[:2, 0, 1] / infer.Simulation(config, cosmo).response({})[:2, 0, 1]
     f = float(pmd.growth_rate(0.5, cosmo))
     np.testing.assert_allclose(long, [1.8 + f, 1.8 + f / 2], rtol=1e-6)
+
+
+def test_galaxies_respond_to_the_potential_of_the_modes(cosmo: Any) -> None:
+    config, galaxies, numbers = configure(), infer.LagrangianGalaxies(bphi=50.0), {"f_nl": 500.0}
+    simulation = infer.Simulation(config, cosmo, gravity="lpt", observable=galaxies, linear_power="eisenstein-hu")
+    noise = jnp.asarray(np.random.default_rng(0).standard_normal(SHAPE))
+    field, (modes, table) = simulation(noise, numbers)[0], simulation.linear_modes(noise, numbers)
+    arguments = pmd.lpt(modes, table, config, a=config.a_stop), modes, numbers, table, config
+    expected = replace(galaxies, linear_power="eisenstein-hu")(*arguments)
+    np.testing.assert_allclose(field, expected, rtol=1e-6)
+    assert np.abs(galaxies(*arguments) - expected).max() > 1e-3  # of the default P(k)
 
 
 def table_of(cosmo: Any, factor: float, low: float = 1e-5) -> tuple[np.ndarray, np.ndarray]:

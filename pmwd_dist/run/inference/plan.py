@@ -323,7 +323,7 @@ def _forward(settings: InferenceSettings, simulation: SimulationSetup) -> Any:
     galaxies = None
     if model.bias == "lagrangian" or line_of_sight is not None:
         chosen = biases if model.bias == "lagrangian" else {}
-        options: Any = {"smoothing": model.smoothing, "line_of_sight": line_of_sight, "linear_power": simulation.power}
+        options: Any = {"smoothing": model.smoothing, "line_of_sight": line_of_sight}
         galaxies = infer.LagrangianGalaxies(**chosen, **options)
     return infer.Simulation(
         config,
