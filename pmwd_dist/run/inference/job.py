@@ -52,11 +52,13 @@ def run(plan: InferenceJob, log: Log, control: Control) -> None:
 
 
 def _compile_verdict(plan: InferenceJob, posterior: infer.Posterior, data: Arrays) -> Future[None]:
-    """Compile programs of the verdict beside the chains, if their arguments fit into memory, too."""
-    need = resources.room().needed(plan.memory.peak + plan.memory.verdict, plan.simulation.config, RUNTIME)
-    pool = ThreadPoolExecutor(1)
+    """Compile programs of the verdict beside the chains, if their arguments fit into memory beside these, too."""
+    chains = plan.memory.peak if resources.device_limit() is not None else 0  # free memory of the host is without them
+    need = resources.room().needed(chains + plan.memory.verdict, plan.simulation.config, RUNTIME)
     if jax.process_count() > 1 or need > resources.room().free:
-        return pool.submit(lambda: None)
+        (done := Future[None]()).set_result(None)
+        return done
+    pool = ThreadPoolExecutor(1)
     ahead = pool.submit(compile_ahead, posterior, data, plan.chunks, plan.settings.sampler.chains)
     pool.shutdown(wait=False)  # an interrupted run does not wait
     return ahead
