@@ -13,9 +13,10 @@ import warnings
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import equinox as eqx
 import jax
@@ -121,85 +122,129 @@ def sample(
     check_method(method)
     _check_positions(posterior, positions)
     _check_numbers(key, steps, thin, chunk, most_failures)
-    adapts = adaptation.start(posterior) is not None
-    schedule = Schedule(positions, tuning_steps, method, energy_variance, adapts)
+    schedule = Schedule(positions, tuning_steps, method, energy_variance, adaptation.start(posterior) is not None)
     how = {"method": method, "energy_variance": energy_variance, "tuning_steps": tuning_steps, "thin": thin}
     how |= {"chunk": chunk, "keep_noise": keep_noise}
     identity = _identity(posterior, positions, key) | identity_of(how)
     with raise_on_all_processes():
         folder = ChainFolder(output, identity)
-        earlier = folder.chunks()
-    if is_shown(progress):
-        listener, tuning_listener = with_bar(steps // (thin * chunk), listener, tuning_listener)
-    begin_key, tune_key, run_key = jax.random.split(key, 3)
-    positions = on_devices(positions, posterior.model.config, spmd_axis_name)
-    run = begin(begin_key, positions, posterior, spmd_axis_name)
-    _check_begun(run, posterior, positions)
-    advance = partial(_advance, posterior=posterior, method=method, thin=thin, chunk=chunk, axis=spmd_axis_name)
-    if not (resumed := _resumed(run, folder)):
-        chains = ChainTuning(tune_key, run, posterior, schedule, folder, spmd_axis_name, tuning_listener)
-        with _compiled_beside(advance, run_key, run):
-            resumed = chains.tune(most_failures), Restarts()
-        folder.write_state(pack(resumed[0], 0, resumed[1]))
-        _tell(listener, resumed[0], 0, {}, 0)
-    run, restarts = resumed
+        earlier, stored = folder.chunks(), folder.state()
     wanted = steps // (thin * chunk)
-    while (index := len(earlier)) < wanted:
-        burn_in_key, key = jax.random.split(jax.random.fold_in(jax.random.fold_in(run_key, restarts.times), index))
-        if restarts.times and not index:
-            burnt, draws = advance(burn_in_key, run)
-            run = burnt._replace(moments=run.moments)
-            restarts = restarts.discarding([_checked(draws, index, most_failures, posterior)])
-        before = run
-        run, draws = advance(key, before)
-        earlier.append(arrays := _checked(draws, index, most_failures, posterior))
-        checks = method == "mclmc" and restarts.times < MOST_RESTARTS and not restarts.final
-        if checks and (remedy := _remedy(earlier, run, posterior, energy_variance)) is not None:
-            restarts = restarts.discarding(earlier)._replace(times=restarts.times + 1)
-            run, arrays = _with(before, *remedy), Arrays()
-            earlier.clear()
-            folder.begin_again(pack(run, 0, restarts))
-        else:
-            restarts = restarts._replace(final=restarts.final or index + 1 == wanted)
-            noise = {"noise": to_host(_unwhitened(run, posterior, spmd_axis_name))} if keep_noise else {}
-            folder.write(index, arrays | noise, pack(run, index + 1, restarts))
-        _tell(listener, run, len(earlier), arrays, restarts.times)
+    if is_shown(progress):
+        listener, tuning_listener = with_bar(wanted, listener, tuning_listener)
+    begin_key, tune_key, run_key = jax.random.split(key, 3)
+    run = begin(begin_key, on_devices(positions, posterior.model.config, spmd_axis_name), posterior, spmd_axis_name)
+    _check_begun(run, posterior)
+    chains = _Chains(run_key, posterior, folder, method, energy_variance, thin, chunk, spmd_axis_name, most_failures)
+    if stored is not None and "chunks" in stored:
+        with folder.reading_state():
+            run, restarts = unpack(stored, run), restored_numbers(stored, Restarts(), "restarts")
+    else:
+        tuned = ChainTuning(tune_key, run, posterior, schedule, folder, spmd_axis_name, tuning_listener)
+        with chains.compiled_beside(run):
+            run, restarts = tuned.tune(most_failures), Restarts()
+        folder.write_state(pack(run, 0, restarts))
+        _tell(listener, run, 0, {}, 0)
+    chains.draw(run, restarts, earlier, wanted, keep_noise, listener)
     with raise_on_all_processes():
         chain = folder.load()
     return _warned(chain, method, energy_variance)
 
 
-@contextmanager
-def _compiled_beside(advance: Any, *args: Any) -> Generator[None]:
-    """Compile a program in a thread beside the body; several processes compile it later, in one order."""
-    pool = ThreadPoolExecutor(1)
-    try:
-        if jax.process_count() == 1:
-            pool.submit(lambda: advance.func.lower(*args, **advance.keywords).compile())
-        yield
-        pool.shutdown()
-    finally:
-        pool.shutdown(wait=False)  # an error of the body does not wait for it
+@dataclass(frozen=True)
+class _Chains:
+    """Tuned chains of a posterior, and their folder."""
 
+    key: Array
+    posterior: Posterior
+    folder: ChainFolder
+    method: Method
+    energy_variance: float
+    thin: int
+    chunk: int
+    axis: str | None
+    most_failures: float
 
-def _remedy(
-    chunks: list[Arrays], run: Run, posterior: Posterior, energy_variance: float
-) -> tuple[float, dict[str, float]] | None:
-    """Factor of the step size and slopes of a correction that the errors of all draws ask for. Collective.
+    @property
+    def _how(self) -> tuple[Any, ...]:
+        return self.posterior, self.method, self.thin, self.chunk, self.axis
 
-    None without errors, where chains that have not mixed show no bias, and between checks.
-    """
-    if len(chunks) & (len(chunks) - 1):
-        return None
-    chain = chain_of(chunks, to_host(run.moments)._asdict(), Restarts())
-    errors, slopes = step_errors(chain, energy_variance), dict.fromkeys(chain.parameters, 0.0)
-    biased = bool(errors.biased) and not errors.unstable and not errors.unmixed
-    if biased:
-        slopes = discretisation_bias.estimate(chain, posterior.model.priors)
-    needed, factor, *values = from_main(
-        np.array([biased or bool(errors.unstable), errors.corrected_factor, *slopes.values()])
-    ).tolist()
-    return (factor, dict(zip(slopes, values, strict=True))) if needed else None
+    @contextmanager
+    def compiled_beside(self, run: Run) -> Generator[None]:
+        """Compile the program of a chunk in a thread beside the body; several processes compile it later, in one order.
+
+        It is lowered in this thread, since the contexts of JAX are local to threads.
+        """
+        pool, advance = ThreadPoolExecutor(1), cast("Any", _advance)
+        try:
+            if jax.process_count() == 1:
+                pool.submit(advance.lower(self.key, run, *self._how).compile)
+            yield
+            pool.shutdown()
+        finally:
+            pool.shutdown(wait=False)  # an error of the body does not wait for it
+
+    def draw(
+        self,
+        run: Run,
+        restarts: Restarts,
+        chunks: list[Arrays],
+        wanted: int,
+        keep_noise: bool,
+        listener: Callable[[Progress], None] | None,
+    ) -> None:
+        """Write chunks until there are as many as wanted; where chains start over, all of them anew."""
+        if restarts.times and not chunks:
+            run, restarts = self._burnt_in(run, restarts)
+        while (index := len(chunks)) < wanted:
+            before, (run, arrays) = run, self._advanced(self._key(restarts, index), run, index)
+            chunks.append(arrays)
+            if (remedy := self._remedy(chunks, run, restarts)) is not None:
+                restarts = restarts.discarding(chunks)._replace(times=restarts.times + 1)
+                run, arrays = _with(before, *remedy), Arrays()
+                chunks.clear()
+                self.folder.begin_again(pack(run, 0, restarts))
+                run, restarts = self._burnt_in(run, restarts)
+            else:
+                restarts = restarts._replace(final=restarts.final or index + 1 == wanted)
+                noise = {"noise": to_host(_unwhitened(run, self.posterior, self.axis))} if keep_noise else {}
+                self.folder.write(index, arrays | noise, pack(run, index + 1, restarts))
+            _tell(listener, run, len(chunks), arrays, restarts.times)
+
+    def _key(self, restarts: Restarts, index: int, number: int = 1) -> Array:
+        return jax.random.split(jax.random.fold_in(jax.random.fold_in(self.key, restarts.times), index))[number]
+
+    def _burnt_in(self, run: Run, restarts: Restarts) -> tuple[Run, Restarts]:
+        """The chains after a chunk that is discarded; a resumed run repeats it."""
+        burnt, draws = self._advanced(self._key(restarts, 0, 0), run, 0)
+        return burnt._replace(moments=run.moments), restarts.discarding([draws])
+
+    def _advanced(self, key: Array, run: Run, index: int) -> tuple[Run, Arrays]:
+        """The chains after a chunk, and its draws on the host; SimulationError if too many of its steps failed."""
+        run, draws = _advance(key, run, *self._how)
+        arrays = to_host(draws)
+        of_bands = {name: arrays.pop(name) for name in scales.KINDS}
+        arrays |= scales.by_wavenumber(of_bands, arrays.pop("modes"), self.posterior.model.config)
+        check_share(1 - float(np.mean(arrays["nonans"])), self.most_failures, f"chunk {index}")
+        return run, arrays
+
+    def _remedy(self, chunks: list[Arrays], run: Run, restarts: Restarts) -> tuple[float, dict[str, float]] | None:
+        """Factor of the step size and slopes of a correction that the errors of all draws ask for. Collective.
+
+        None without errors, where chains that have not mixed show no bias, and between checks.
+        """
+        over = self.method != "mclmc" or restarts.times == MOST_RESTARTS or restarts.final
+        if over or len(chunks) & (len(chunks) - 1):
+            return None
+        chain = chain_of(chunks, to_host(run.moments)._asdict(), Restarts())
+        errors, slopes = step_errors(chain, self.energy_variance), dict.fromkeys(chain.parameters, 0.0)
+        biased = bool(errors.biased) and not errors.unstable and not errors.unmixed
+        if biased:
+            slopes = discretisation_bias.estimate(chain, self.posterior.model.priors)
+        needed, factor, *values = from_main(
+            np.array([biased or bool(errors.unstable), errors.corrected_factor, *slopes.values()])
+        ).tolist()
+        return (factor, dict(zip(slopes, values, strict=True))) if needed else None
 
 
 def _with(run: Run, factor: float, slopes: dict[str, float]) -> Run:
@@ -258,7 +303,7 @@ def _check_numbers(key: Any, steps: int, thin: int, chunk: int, most_failures: f
         raise ArgumentError("most_failures", most_failures, "must be a share of the steps, 1 at most")
 
 
-def _check_begun(run: Run, posterior: Posterior, positions: Position) -> None:
+def _check_begun(run: Run, posterior: Posterior) -> None:
     """Raise SimulationError unless the log density and its gradient are finite where the chains begin."""
     states = run.states
     for what, tree in (("log density", states.logdensity), ("slope of the log density", states.logdensity_grad)):
@@ -267,7 +312,7 @@ def _check_begun(run: Run, posterior: Posterior, positions: Position) -> None:
         if wrong.size:
             where = f"{wrong.size} of {len(fine[0])} chains begin, as chain {wrong[0]} does"
             raise SimulationError(
-                f"the {what} is not finite where {where}{_at(posterior, positions, int(wrong[0]))}; {_ELSEWHERE}"
+                f"the {what} is not finite where {where}{_at(posterior, states.position, int(wrong[0]))}; {_ELSEWHERE}"
             )
 
 
@@ -283,24 +328,6 @@ def _at(posterior: Posterior, positions: Position, chain: int) -> str:
     counts = {"negative": int(np.sum(field < 0)), "not finite": int(np.sum(~np.isfinite(field)))}
     odd = " and ".join(f"{what} in {count} of {field.size} cells" for what, count in counts.items() if count)
     return f"{there}, where the prediction is {odd}" if odd else there
-
-
-def _resumed(run: Run, folder: ChainFolder) -> tuple[Run, Restarts] | None:
-    """The chains after the chunks in the folder, and what they discarded; None while they are tuned."""
-    stored = folder.state()
-    if stored is None or "chunks" not in stored:
-        return None
-    with folder.reading_state():
-        return unpack(stored, run), restored_numbers(stored, Restarts(), "restarts")
-
-
-def _checked(draws: dict[str, Array], chunk: int, most: float, posterior: Posterior) -> Arrays:
-    """The draws of a chunk on the host; SimulationError if too many of its steps failed."""
-    arrays = to_host(draws)
-    of_bands = {name: arrays.pop(name) for name in scales.KINDS}
-    arrays |= scales.by_wavenumber(of_bands, arrays.pop("modes"), posterior.model.config)
-    check_share(1 - float(np.mean(arrays["nonans"])), most, f"chunk {chunk}")
-    return arrays
 
 
 def _tell(listener: Callable[[Progress], None] | None, run: Run, chunks: int, draws: Arrays, restarts: int) -> None:

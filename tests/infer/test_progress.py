@@ -17,7 +17,7 @@ def run(calls: list[Any]) -> None:
     for share in (0.5, 1.0):
         tuned(SimpleNamespace(share=share, step_size=0.25, L=3.0))
     for chunks in range(3):
-        sampled(progress.Progress(chunks, 0.25, 3.0, {}))
+        sampled(progress.Progress(chunks, 0.25, 3.0, {}, restarts=chunks // 2))
 
 
 @pytest.mark.parametrize("bar", [False, True])
@@ -31,7 +31,7 @@ def test_stages_are_shown_with_and_without_tqdm(
     out, err = capsys.readouterr()
     assert [call.chunks for call in calls] == [0, 1, 2]  # the user's listener
     assert out == ""
-    for words in ("compiling", "tuning", "step size 0.25, L 3", "sampling", "50%", "1/2 chunks", "100%", "2/2 chunks"):
+    for words in ("compiling", "tuning", "step size 0.25, L 3", "sampling", "50%", "1/2 chunks", "100%", "restart 1"):
         assert words in err
     assert err.index("2/2 chunks") > err.index("1/2 chunks") > err.index("step size")
     if not bar:

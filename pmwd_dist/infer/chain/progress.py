@@ -24,7 +24,8 @@ def with_bar(
     show("compiling", 0, "the first block")
 
     def sampled(progress: Progress) -> None:
-        show("sampling", round(100 * progress.chunks / chunks), f"{progress.chunks}/{chunks} chunks")
+        again = f", restart {progress.restarts}" if progress.restarts else ""
+        show("sampling", round(100 * progress.chunks / chunks), f"{progress.chunks}/{chunks} chunks{again}")
         if listener is not None:
             listener(progress)
 
