@@ -42,7 +42,7 @@ def slab_density(particles: Particles, config: Config, planes: int) -> Float[Arr
     """
     disp = inputs.checked_particles(particles, config).disp
     low, count = _lattice_planes(float(max_abs(disp[..., 2])), planes, config)
-    return _slab_density(disp, config, planes, low, count)
+    return _slab_density(disp, np.int32(low), config, planes, count)
 
 
 def _lattice_planes(max_displacement: float, planes: int, config: Config) -> tuple[int, int]:
@@ -57,18 +57,17 @@ def _lattice_planes(max_displacement: float, planes: int, config: Config) -> tup
     return (0, n) if count >= n else (-before, count)
 
 
-@partial(jax.jit, static_argnames=("config", "planes", "low", "count"))
-def _slab_density(disp: Array, config: Config, planes: int, low: int, count: int) -> Array:
+@partial(jax.jit, static_argnames=("config", "planes", "count"))
+def _slab_density(disp: Array, low: Array, config: Config, planes: int, count: int) -> Array:
     decomposition = config.decomposition
     spacing = np.asarray([b / n for b, n in zip(config.box_size, config.particle_shape, strict=True)])
     offsets = _offsets(config)
     mass = 1 / (config.particles_per_cell * len(offsets))
-    shift = np.asarray([0, 0, low * spacing[2]])  # position of the first plane
+    sites = jnp.mod(low + np.arange(count + 1, dtype=np.int32), config.particle_shape[2])
+    shift = low.astype(disp.dtype) * np.asarray([0, 0, spacing[2]], disp.dtype)  # position of the first plane
 
     def block(disp: Array) -> Array:
-        corners = _with_next_planes(jnp.roll(disp, -low, axis=2)[:, :, : count + 1], config)
-        if count == config.particle_shape[2]:
-            corners = jnp.concatenate([corners, corners[:, :, :1]], axis=2)
+        corners = _with_next_planes(jnp.take(disp, sites, axis=2), config)
 
         def paint(offset: Array) -> Array:
             moved = _interpolate(corners, offset)

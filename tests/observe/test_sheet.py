@@ -41,6 +41,10 @@ def test_a_thin_slab_is_that_of_the_whole_lattice(single: pmd.Decomposition, mon
     assert low < 0
     assert count < n
     part = sheet.slab_density(particles, config, 2)
+    programs = sheet._slab_density._cache_size()
+    monkeypatch.setattr(sheet, "_lattice_planes", lambda max_displacement, planes, config: (low - 1, count))
+    sheet.slab_density(particles, config, 2)
+    assert sheet._slab_density._cache_size() == programs  # one for all outputs of a run
     monkeypatch.setattr(sheet, "_lattice_planes", lambda max_displacement, planes, config: (0, n))
     np.testing.assert_allclose(part, sheet.slab_density(particles, config, 2), rtol=0, atol=1e-8)
 
