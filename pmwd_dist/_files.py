@@ -7,8 +7,10 @@ import os
 import shutil
 import stat
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
+from threading import Event
 from typing import BinaryIO
 
 _FULL = 1 << 20  # a file system with fewer free bytes is full
@@ -50,11 +52,23 @@ def write_aside(path: Path) -> Generator[Path]:
     Raises:
       OSError: the file could not be written; it names the final path.
     """
-    aside = temporary(path)
+    aside, written = temporary(path), Event()
     aside.unlink(missing_ok=True)
-    with _naming(path):
-        yield aside
+    with _naming(path), ThreadPoolExecutor(1) as pool:
+        flushing = pool.submit(_flush, aside, written)
+        try:
+            yield aside
+        finally:
+            written.set()
+        flushing.result()
         sync(aside)
+
+
+def _flush(path: Path, written: Event) -> None:
+    """Flush a file while it is written: the system itself would begin seconds later."""
+    while not written.wait(0.1):
+        with suppress(FileNotFoundError):
+            sync(path)
 
 
 def temporary(path: Path) -> Path:

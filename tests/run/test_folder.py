@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from runs import make, resumed
 
+from pmwd_dist import _files
 from pmwd_dist._files import atomic_write
 from pmwd_dist.run.common import lock, manifest
 from pmwd_dist.run.common.folder import Event, Log, StartError, hold_folder, prepare_folder
@@ -58,6 +60,26 @@ def put(folder: Path, *paths: str) -> None:
     for path in paths:
         (folder / path).parent.mkdir(exist_ok=True, parents=True)
         (folder / path).write_text("mine")
+
+
+def test_a_file_is_flushed_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """And an error of that ends the write: the system tells it once."""
+    flushed = threading.Event()
+
+    def sync(path: Path) -> None:
+        if not flushed.is_set():
+            flushed.set()
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    def write() -> None:
+        with atomic_write(tmp_path / "file") as aside:
+            aside.write_bytes(b"part")
+            assert flushed.wait(60)
+
+    monkeypatch.setattr(_files, "sync", sync)
+    with pytest.raises(OSError, match="Input/output error"):
+        write()
+    assert not any(tmp_path.iterdir())
 
 
 def test_overwrite_removes_what_the_manifest_names(run: SimulationJob):
