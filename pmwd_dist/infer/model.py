@@ -320,15 +320,16 @@ class Posterior(eqx.Module):
     @on_auto_axes
     @eqx.filter_jit
     def initial(self, key: Array, **values: Any) -> Position:
-        """A first position: given parameters and others from the prior, and the noise given these.
+        """A first position: given parameters and others from a narrower prior, and the noise given these.
 
-        The noise is drawn from its posterior in linear theory with a linear preconditioner (Hoffman & Ribak 1991), and
-        from its prior otherwise.
+        Chains from the tails of wide priors can be stuck in other maxima. Whitened parameters are therefore half as far
+        from the medians of their priors as those of a draw. The noise is drawn from its posterior in linear theory with
+        a linear preconditioner (Hoffman & Ribak 1991), and from its prior otherwise.
         """
-        model = self.model
+        model, given = self.model, whiten(values, self.model.priors)
         draw_key, key = jax.random.split(key)
-        position = model.draw_around(draw_key, whiten(values, model.priors))
-        noise = position["noise"]
+        position = model.draw_around(draw_key, given)
+        noise, numbers = position["noise"], {name: 0.5 * u for name, u in position["parameters"].items()} | given
         if self._preconditioner is not None and self._preconditioner.linear:
-            noise = self._preconditioner.wiener_draw(key, noise, model.parameters(position))
-        return self.whiten(noise, position["parameters"])
+            noise = self._preconditioner.wiener_draw(key, noise, unwhiten(numbers, model.priors))
+        return self.whiten(noise, numbers)

@@ -10,6 +10,9 @@ import pytest
 
 
 def _count() -> int:
+    """Number of GPUs that JAX may see."""
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return len(visible.split(","))
     try:
         listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):

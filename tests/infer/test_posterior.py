@@ -420,3 +420,12 @@ def test_a_linear_field_does_not_depend_on_the_orientation_of_the_lattice() -> N
     expected = field(noise, (1.0, 2.0, -2.0))
     mirrored = field(np.roll(noise[::-1], 1, 0), (-1.0, 2.0, -2.0))
     np.testing.assert_allclose(mirrored, np.roll(expected[::-1], 1, 0), rtol=0, atol=1e-12)
+
+
+def test_starts_are_closer_to_the_medians_than_the_prior(cosmo: Any) -> None:
+    model = free(configure((1, 1), mesh_shape=8), infer.LinearField(configure((1, 1), mesh_shape=8), cosmo, bias="b1"))
+    posterior = model.condition(np.random.default_rng(0).standard_normal((8, 8, 8)), precondition=None)
+    u = np.asarray(
+        jax.vmap(lambda key: posterior.initial(key)["parameters"]["b1"])(jax.random.split(jax.random.key(4), 400))
+    )
+    assert abs(u.std() - 0.5) < 5 * 0.5 / math.sqrt(800) and abs(u.mean()) < 5 * 0.5 / math.sqrt(400)
