@@ -13,6 +13,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Begin the test run, or one of its worker processes."""
     if not hasattr(config, "workerinput"):
         _share_programs(config)
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # threads of OpenBLAS spin while they wait
     # All processes but that of `-n`, which waits for its workers, and has them wait until it has started.
     if config.getoption("dist", "no") == "no":
         config.pluginmanager.import_plugin("environment")
