@@ -73,10 +73,11 @@ check-python: $(STAMPS)/test
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/stubtest jaxdecomp_ops
 
+# Clippy finds the macros and build scripts of dependencies where the wheel was compiled.
 check-rust: $(STAMPS)/wheel
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
-	cargo clippy --package jaxdecomp-ops --no-default-features --features python --locked -- -D warnings
+	cargo clippy --release --workspace --all-targets --all-features --locked -- -D warnings
+	cargo clippy --release --package jaxdecomp-ops --no-default-features --features python --locked -- -D warnings
 	cargo test --workspace --lib --tests --locked --no-run
 
 test-rust: check-rust $(STAMPS)/test
