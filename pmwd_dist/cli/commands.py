@@ -129,7 +129,7 @@ def _run(
     time_limit: str | None,
 ) -> None:
     """Do the job of a TOML file of a kind."""
-    _start()
+    _start("run" if kind is SimulationSettings else "infer")
     with command_errors():
         limit = _seconds(time_limit)
 
@@ -155,7 +155,7 @@ def resume(
     profile: WithProfile = False,
 ) -> None:
     """Resume a run from its last checkpoint, or an inference from its last chunk."""
-    _start()
+    _start("resume")
     with command_errors():
         limit = _seconds(time_limit)
         done = finished(folder)
@@ -166,7 +166,7 @@ def resume(
                 )
         kind = _job_type(read_any(folder / CONFIG, overrides))
         extended = any(text.startswith(kind.extending) for text in overrides)
-    if distributed.all_processes(done) and not extended:
+    if distributed.all_processes(done and not extended):
         _say(f"{folder}: the run is finished; nothing is left to do")
         return
     job, warnings = _checked_job(lambda: read_any(folder / CONFIG, overrides), folder, time_limit=limit)
@@ -196,12 +196,15 @@ def check(
     """Check a TOML file and describe its run, on the current devices or on others."""
     from pmwd_dist.cli.planning import planning_lines
 
-    _start()
+    _start("check --grad" if grad else "check")
     with command_errors():
         elsewhere = any(x is not None for x in (devices, device_memory, device_kind, network))
         if elsewhere:
             overrides = [*overrides, "devices.pdims=[1, 1]", 'devices.backend="xla"']
         job = _job(read_any(file, overrides), output or Path(file.stem))
+    with command_errors():
+        compare_processes(job)
+    with command_errors():
         if not elsewhere:
             warnings = job.check()
             lines = [*job.lines(), *job.memory_lines(), *warnings]
@@ -235,7 +238,7 @@ def template(
 @app.command()
 def doctor(folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Folder of a run.")] = None) -> None:
     """List versions, devices, native ops, MPI, compiled programs, cores and memory, and the state of a run."""
-    _start()
+    _start("doctor")
     _say(*report_lines())
     if folder is not None:
         with command_errors():
@@ -250,7 +253,7 @@ def bench(
     """Time ten steps and a gradient on one device of this machine."""
     from pmwd_dist.cli.bench import bench_lines
 
-    _start()
+    _start("bench")
     with command_errors():
         if not all(n.isdecimal() and len(n) < 8 and 1 < int(n) <= _WIDEST for n in sizes.split(",")):
             raise ArgumentError("--sizes", sizes, f"must be whole numbers of 2 to {_WIDEST}", "for example 64,128")
@@ -283,7 +286,7 @@ def power(
     """Measure the power spectrum of the matter in a snapshot, weighted by mass."""
     from pmwd_dist.cli.measure import measure_snapshot
 
-    _start()
+    _start("power", snapshot, mesh, output, types, length_unit)
     with command_errors():
         lines, warnings = measure_snapshot(snapshot, mesh, output, _types(types), length_unit)
     for warning in warnings:
@@ -299,13 +302,14 @@ def report(folder: Folder) -> None:
     from pmwd_dist.run.inference.plan import START
     from pmwd_dist.run.inference.verdict import redraw_chains
 
-    _start()
+    _start("report")
     with command_errors():
         finished(folder)  # or it is not the folder of a run
-        with folder_lock(folder):
-            drawn = redraw_chains(folder) if (folder / START).is_file() else redraw(folder)
-            drawn.append(write_report(folder))
-    _say(*(f"wrote {path}" for path in drawn))
+        if distributed.is_main():
+            with folder_lock(folder):
+                drawn = redraw_chains(folder) if (folder / START).is_file() else redraw(folder)
+                drawn.append(write_report(folder))
+            _say(*(f"wrote {path}" for path in drawn))
 
 
 @app.command()
@@ -318,7 +322,7 @@ def autotune(
     again: Annotated[bool, typer.Option("--again", help="Measure even if there is a stored result.")] = False,
 ) -> None:
     """Time every division of a mesh over the devices, and remember the fastest for runs to come."""
-    _start()
+    _start("autotune", shape, dtype, kinds, n_devices, halo, again)
     with command_errors():
         if len(shape) not in (1, 3):
             raise ValueError(f"{len(shape)} numbers of cells were given; give one or three")
@@ -339,7 +343,8 @@ def autotune(
 
 
 @part("device start")
-def _start() -> None:
+def _start(*command: object) -> None:
+    """Join all processes, which must have the same command, up to files and settings. Collective."""
     try:
         distributed.initialize()
         enable_compilation_cache(_warn)
@@ -354,6 +359,10 @@ def _start() -> None:
         remedy = "install one, as by `pip install 'jax[cuda13]'`, or unset the variable"
         reason = str(error) if isinstance(error, RuntimeError) else f"JAX has no plugin for such devices; {remedy}"
         raise CommandError(asked + " ".join(reason.split())) from error
+    first, *others = distributed.exchange(" ".join(map(str, command)))
+    for i, other in enumerate(others, 1):
+        if other != first:
+            raise CommandError(f"process {i} was started with `{other}`, and process 0 with `{first}`; start all alike")
 
 
 def _seconds(time_limit: str | None) -> float | None:

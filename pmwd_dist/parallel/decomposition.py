@@ -329,8 +329,8 @@ def default_decomposition(shapes: Sequence[Shape3], count: int | None = None) ->
     count = jax.device_count() if count is None else count
     shape = shapes[0]
     for py in (py for py in range(1, count + 1) if count % py == 0):
+        candidate = Decomposition((count // py, py))
         try:
-            candidate = Decomposition((count // py, py))
             for shape in shapes:
                 candidate.check(shape, "shape")
             return candidate

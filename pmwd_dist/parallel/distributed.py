@@ -75,9 +75,11 @@ def initialize(*, heartbeat_timeout: int = HEARTBEAT_TIMEOUT) -> None:
         if in_shell_of_srun() and os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
             note("one process runs, as this is the shell of `srun --pty`; start several with `srun --overlap` in it")
         return
-    if problem := _problem_of_mpi():  # each process would run the whole program
-        if not under_srun():
-            raise RuntimeError(f"{launched_size()} processes were started, but {problem}")
+    problem = _problem_of_mpi()  # each process would run the whole program
+    if problem and not under_srun():
+        raise RuntimeError(f"{launched_size()} processes were started, but {problem}")
+    _abort_after_exceptions()
+    if problem:
         _join_by_slurm(heartbeat_timeout)
         return
     comm = communicator()
@@ -116,9 +118,17 @@ def host_key() -> str | None:
 
 
 def first_collective() -> None:
-    """Connect all processes; discard what Gloo prints on CPUs whenever a group of processes connects. Collective."""
+    """Connect all processes; discard what Gloo prints on CPUs whenever a group of processes connects. Collective.
+
+    Raises:
+      RuntimeError: the processes have different numbers of devices.
+    """
     if jax.process_count() == 1:
         return
+    first, *others = (len(jax.local_devices(i)) for i in range(jax.process_count()))
+    for i, count in enumerate(others, 1):
+        if count != first:
+            raise RuntimeError(f"process {i} has {count} devices, and process 0 {first}; give each the same number")
     number = None
     with suppress(AttributeError, OSError):  # a notebook's has none
         number = sys.stdout.fileno()
@@ -345,6 +355,8 @@ def _join_by_slurm(heartbeat_timeout: int) -> None:
 
 def _join(heartbeat_timeout: int, where: str | None, **how: Any) -> None:
     """Start JAX's connections; say what is waited for if it takes long, and end on SIGINT and SIGTERM."""
+    # It would take SIGTERM from the program, and print lines at its end.
+    jax.config.update("jax_enable_preemption_service", False)
     joined = threading.Event()
     threading.Thread(target=_watch_start, args=(joined, where), daemon=True).start()
     # Python would handle signals only once the C++ code of JAX returns.
@@ -358,9 +370,8 @@ def _join(heartbeat_timeout: int, where: str | None, **how: Any) -> None:
     finally:
         joined.set()
         for number, handler in handlers:
-            if handler:  # JAX's own remains
+            if handler:  # of Python
                 signal.signal(number, handler)
-    _abort_after_exceptions()
 
 
 def _watch_start(joined: threading.Event, where: str | None) -> None:

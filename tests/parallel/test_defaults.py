@@ -11,6 +11,7 @@ import pytest
 import pmwd_dist as pmd
 from pmwd_dist.config import update
 from pmwd_dist.parallel import defaults
+from pmwd_dist.parallel.decomposition import default_decomposition
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +84,9 @@ def test_unknown_names_and_values(name: str, value: str, message: str, monkeypat
         monkeypatch.setenv(f"PMWD_{name.upper()}", value)
         with pytest.raises(ValueError, match=f"PMWD_{name.upper()}='{value}' is not known"):
             defaults.default(name)
+        if name == "backend":
+            with pytest.raises(ValueError, match=f"PMWD_BACKEND='{value}' is not known"):
+                default_decomposition([(8, 8, 8)])
         argument = name.removesuffix("_backend")
         with pytest.raises(ValueError, match=f"{argument}='{value}' is not known"):
             pmd.Decomposition((1, 1), **{"backend": "cudecomp", argument: value})  # type: ignore[arg-type]

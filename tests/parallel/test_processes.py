@@ -365,9 +365,14 @@ def test_alone_a_whole_array_is_gathered(parallel: pmd.Decomposition) -> None:
 @pytest.mark.parametrize("mpi4py", ["missing", "apart"])
 def test_under_srun_jax_starts_by_itself_where_mpi_does_not_join(monkeypatch: pytest.MonkeyPatch, mpi4py: str) -> None:
     """Else every process would run the whole program."""
-    methods = []
-    monkeypatch.setattr(jax.distributed, "initialize", lambda **how: methods.append(how["cluster_detection_method"]))
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # which `initialize` replaces
+    methods, hook = [], sys.excepthook
+
+    def join(**how: Any) -> None:
+        assert sys.excepthook is not hook  # an error in here ends all processes
+        methods.append(how["cluster_detection_method"])
+
+    monkeypatch.setattr(jax.distributed, "initialize", join)
+    monkeypatch.setattr(sys, "excepthook", hook)  # which `initialize` replaces
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     if mpi4py == "missing":
@@ -382,6 +387,13 @@ def test_under_srun_jax_starts_by_itself_where_mpi_does_not_join(monkeypatch: py
         monkeypatch.setenv(name, value)
     distributed.initialize()
     assert distributed.host_key() == "12-0"
+
+
+def test_different_numbers_of_devices_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "local_devices", lambda process: [None] * (process + 1))
+    with pytest.raises(RuntimeError, match="process 1 has 2 devices, and process 0 1; give each the same number"):
+        distributed.first_collective()
 
 
 def test_the_mpirun_of_another_mpi_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,7 @@ gc.set_threshold(100_000, 20, 20)
 rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
 if rank == 0:
     os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=1"
+import jax
 import pmwd_dist.cli
 import pmwd_dist as pmd
 from jax_cosmo import Planck15
@@ -139,6 +140,11 @@ for name, option in {
     codes[name] = command("run", "small.toml", "--output", name, "--set", option)
 codes["folder"] = command("run", "small.toml", "--output", f"folder{rank}")
 codes["missing"] = command("run", ["small.toml", "none.toml"][rank])
+codes["verb"] = command(["run", "check"][rank], "small.toml")
+jax.config.update("jax_default_prng_impl", ["threefry2x32", "rbg"][rank])
+codes["random"] = command("run", "small.toml", "--output", "random")
+jax.config.update("jax_default_prng_impl", "threefry2x32")
+codes["report"] = command("report", "small")
 codes["doctor"] = command("doctor", "small")
 Snapshot.write = full
 codes["full"] = command("run", "small.toml", "--output", "full")
@@ -254,18 +260,20 @@ def test_processes(tmp_path: Path, no_figures: None):
     (tmp_path / "sphere.toml").write_text(PLAIN + SPHERE)
     done = start(2, tmp_path, "-c", BEGIN + SCRIPT)
     codes = codes_of(done)
-    assert {codes.pop(name) for name in ("run", "resume", "gadget", "swift", "doctor", "refilled")} == {0}
+    assert {codes.pop(name) for name in ("run", "resume", "gadget", "swift", "doctor", "report", "refilled")} == {0}
     for process in (0, 1):
         line = rf"process {process}   \S+: \S+ \(cpu\); slabs by xla, (native|plain JAX) ops"
         assert any(re.fullmatch(line, text) for text in done.stdout.splitlines()), done.stdout
     assert (codes.pop("signal"), codes.pop("full"), done.returncode) == (138, 1, 137), done.stderr
     assert set(codes.values()) == {2}, codes
     for line in (
-        "noise.seed is 1 in process 1, and 0 in process 0; start all processes with the same files and options",
+        "noise.seed is 1 in process 1, and 0 in process 0; start all processes with the same files, options and",
         "box.mesh is 16 in process 1, and 8 in process 0",
         "output.checkpoint_every is 1 in process 1, and 0 in process 0",
         "process 1: time.stepps",
         "process 1: none.toml: no such file",
+        "process 1 was started with `check`, and process 0 with `run`",
+        'jax_default_prng_impl is "rbg" in process 1, and "threefry2x32" in process 0',
         "folder1",
         "interrupted after step 1 of 3",
         "small: not empty",

@@ -8,6 +8,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -25,6 +26,7 @@ _PACKAGES = ("pmwd-dist", "jax", "jaxlib", "diffrax", "jax-cosmo", "numpy", "h5p
 # Sections and keys that a resumed job may have otherwise, in an edited file or by `resume --set`.
 # Devices change only rounding. Outputs are free, except the light cone, which is filled in every step.
 _OBSERVED = tuple(name for name in OPTIONAL if name != "observe.light_cone")
+_RANDOM = ("jax_default_prng_impl", "jax_threefry_partitionable")  # options of JAX that change random numbers
 _FREE = ("devices", "sampler.chain_devices", "output", "checks", "sampler.steps", *_OBSERVED)
 _REMEDIES = {
     "version": "install that version of pmwd-dist, or start a new run",
@@ -90,7 +92,7 @@ def differences(kept: Identity, own: Identity, holder: str) -> list[str]:
 
 
 def compare_processes(job: Job, **options: Any) -> None:
-    """Raise ValueError unless all processes have the same job, versions and options. Collective."""
+    """Raise ValueError unless all processes have the same job, versions, options and random numbers. Collective."""
     settings = {
         f"{name}.{key}": value
         for name in type(job.settings).sections
@@ -98,13 +100,16 @@ def compare_processes(job: Job, **options: Any) -> None:
         for key, value in section.model_dump(mode="json").items()
     }
     own = {**settings, **identity(job), **options, "folder": str(job.folder.absolute()), "versions": versions()}
+    options_of_jax: Any = jax.config
+    own |= {name: getattr(options_of_jax, name) for name in _RANDOM}
+    own["devices.backend"] = job.simulation.config.decomposition.backend.name  # of the environment, where it is "auto"
     first, *others = map(json.loads, exchange(json.dumps(own)))
     for i, other in enumerate(others, 1):
         for key in sorted(first | other):
             if (ours := first.get(key)) != (theirs := other.get(key)):
                 raise ValueError(
                     f"{key} is {toml_value(theirs)} in process {i}, and {toml_value(ours)} in process 0; "
-                    "start all processes with the same files and options"
+                    "start all processes with the same files, options and environment"
                 )
 
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 import jax
 import numpy as np
 
+from pmwd_dist._files import message
 from pmwd_dist._jax.native import native_available
 from pmwd_dist._jax.profile import Profile, recording
 from pmwd_dist._memory import size
@@ -235,7 +236,7 @@ def _report(job: Job, log: Log, status: str) -> None:
             job.draw()
         write_report(job.folder)
     except (OSError, ValueError) as error:
-        log.warn(f"{job.folder / REPORT} is not written: {error}")
+        log.warn(f"{job.folder / REPORT} is not written: {message(error) if isinstance(error, OSError) else error}")
 
 
 def three(values: Sequence[float]) -> str:
