@@ -125,9 +125,7 @@ def _predicted(model: Any, data: Array, keys: Array) -> Any:
 def deviation(value: np.ndarray, replicated: np.ndarray) -> float:
     """Posterior mean of the deviation of a statistic, in units of its standard deviation for data of the model.
 
-    Args:
-      value: statistic of each draw.
-      replicated: statistics of the replications, (draws, replications).
+    `value` is the statistic of each draw, and `replicated` of its replications, (draws, replications).
     """
     draws, count = replicated.shape
     spread = math.sqrt(float(np.mean(np.var(replicated, axis=1, ddof=1))) * (1 + 1 / count))

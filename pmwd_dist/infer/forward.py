@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from numbers import Real
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -210,10 +210,11 @@ class Simulation(ForwardModel):
             options: Any = {"solver": self.solver, "potential_factor": self.potential_factor}
             solution = nbody(lpt(modes, table, self.config), table, self.config, **options)
             particles, status = solution.particles, solution.status
-        if (observable := self.observable) is not None:
+        observable: Any = self.observable
+        if observable is not None:
             if isinstance(observable, eqx.Module) and hasattr(observable, "linear_power"):
                 power = self.linear_power if self.of_cosmology is None else self.of_cosmology
-                observable = replace(cast("Any", observable), linear_power=power)
+                observable = replace(observable, linear_power=power)
             return observable(particles, modes, parameters, table, self.config), status
         bias: Any = value_of(self.bias, parameters)
         return eulerian_bias(density(particles, self.config), bias, self.config), status

@@ -314,3 +314,13 @@ def check_finite(data: np.ndarray, mask: Array | None) -> None:
         raise ArgumentError("data", data, constraint, "mask those cells", show_value=False)
     if not math.isfinite(float(np.abs(data[shown]).max(initial=0))):
         raise ArgumentError("data", data, "is too large", show_value=False)
+
+
+def constant(data: Any, mask: Any = None) -> str:
+    """A phrase that follows "data" if they are constant where the mask shows them; else an empty string."""
+    values = np.asarray(data)
+    if mask is not None:
+        values = values[np.broadcast_to(np.asarray(mask) > 0, values.shape)]
+    if values.size < 2 or (values != values.flat[0]).any():
+        return ""
+    return f"are {values.flat[0]:g} everywhere: nothing is known of phases but that; look at the file and its mask"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -17,9 +16,8 @@ from jaxtyping import Array
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.infer import trees
-from pmwd_dist.infer.data_checks import constant, unused
 from pmwd_dist.infer.forward import COSMOLOGY, of_shape
-from pmwd_dist.infer.likelihoods import Likelihood, seen
+from pmwd_dist.infer.likelihoods import Likelihood, constant, seen
 from pmwd_dist.infer.numpyro import numpyro_sites
 from pmwd_dist.infer.precondition import Preconditioner
 from pmwd_dist.infer.preconditioner_adaptation import Adaptation
@@ -147,9 +145,7 @@ class Model(eqx.Module):
         return jax.lax.with_sharding_constraint(jnp.where(fine, data, jnp.nan), self._layout_of_data()[1])
 
     @on_auto_axes
-    def condition(
-        self, data: Any, *, precondition: str | None = None, fiducial: Mapping[str, float] | None = None
-    ) -> Posterior:
+    def condition(self, data: Any, *, precondition: str | None = None) -> Posterior:
         """The posterior, given data.
 
         Args:
@@ -157,7 +153,6 @@ class Model(eqx.Module):
           precondition: "conditional" standardises each mode of the noise by its mean and standard deviation in linear
             theory, given data and parameters. "adapted" begins with the same, or with the prior without a linear
             response, and `sample` adapts it to the posterior. None leaves the noise as it is.
-          fiducial: parameters at which the scales of the position are found; default: medians of the priors.
 
         Raises:
           ValueError: data that are impossible under the likelihood, a prior of an unused parameter, or "conditional"
@@ -176,11 +171,10 @@ class Model(eqx.Module):
             constraint = f"holds {', '.join(unused)}, which neither the forward model nor the likelihood uses"
             remedy = "leave it out, or look at how it is spelled"
             raise ArgumentError("priors", list(self.priors), constraint, remedy)
-        white = dict.fromkeys(self.priors, jnp.zeros(())) | whiten(fiducial or {}, self.priors)
         if precondition not in ("conditional", "adapted", None):
             raise ArgumentError("precondition", precondition, 'must be "conditional", "adapted" or None')
         adaptable = precondition == "adapted"
-        preconditioner = None if precondition is None else Preconditioner(self, data, white, adaptable=adaptable)
+        preconditioner = None if precondition is None else Preconditioner(self, data, adaptable=adaptable)
         if odd:
             warnings.warn(f"data {odd}", stacklevel=3)  # equinox calls methods
         return Posterior(self, data, preconditioner)
@@ -199,7 +193,7 @@ class Model(eqx.Module):
             field, fine = self.predict(noise, parameters)
             return jnp.where(fine, self.likelihood.logdensity(data, field, parameters, self.config), 0)
 
-        return unused(density, noise, self.priors)
+        return _unused_names(density, noise, self.priors)
 
     def _layout_of_data(self) -> tuple[tuple[int, ...], Any]:
         """Shape and sharding of the data, from the forward model or the mesh."""
@@ -286,16 +280,7 @@ class Posterior(eqx.Module):
         return eqx.tree_at(lambda p: p.preconditioner.adaptation, self, adaptation)
 
     def weighted(self, weight: float | Array) -> Posterior:
-        """The posterior with another power of the likelihood.
-
-        Args:
-          weight: power of the likelihood: 0 for the prior, 1 for the posterior itself.
-
-        Raises:
-          ValueError: a weight that is negative or not finite.
-        """
-        if not 0 <= float(weight) < math.inf:
-            raise ArgumentError("weight", weight, "must be finite and not negative", "use 1 for the posterior itself")
+        """The posterior with another power of the likelihood."""
         return eqx.tree_at(lambda p: p.weight, self, jnp.asarray(weight, self.weight.dtype))
 
     def numpyro_model(self) -> None:
@@ -333,3 +318,16 @@ class Posterior(eqx.Module):
         if self._preconditioner is not None and self._preconditioner.linear:
             noise = self._preconditioner.wiener_draw(key, noise, unwhiten(numbers, model.priors))
         return self.whiten(noise, numbers)
+
+
+def _unused_names(function: Callable[..., Any], noise: Any, names: Iterable[str]) -> list[str]:
+    """Names of the parameters that a function of (noise, parameters) does not use."""
+    ordered = sorted(names)
+    numbers = {name: jax.ShapeDtypeStruct((), jnp.result_type(float)) for name in ordered}
+    jaxpr = jax.make_jaxpr(function)(noise, numbers).jaxpr
+    needed = set(map(id, jaxpr.outvars))
+    for equation in reversed(jaxpr.eqns):
+        if needed & set(map(id, equation.outvars)):
+            needed |= set(map(id, equation.invars))
+    inputs = jaxpr.invars[len(jaxpr.invars) - len(ordered) :]
+    return [name for name, variable in zip(ordered, inputs, strict=True) if id(variable) not in needed]

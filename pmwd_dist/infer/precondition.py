@@ -51,7 +51,6 @@ class Preconditioner(eqx.Module):
         `noise_variance(parameters, config)`. Without these, or if the mesh is not the lattice, an adapted
         preconditioner begins with the moments of the prior.
       data: data on the mesh.
-      fiducial: whitened parameters at which their own scales are found.
       adaptable: whether chains may change the preconditioner.
 
     Raises:
@@ -60,28 +59,28 @@ class Preconditioner(eqx.Module):
 
     model: Any = eqx.field(metadata={"derived": True})  # with the data a part of the posterior's identity
     data: Array = eqx.field(metadata={"derived": True})
-    fiducial: dict[str, Array]
     factor: Float[Array, "p p"] = eqx.field(metadata={"derived": True})
     adaptation: Adaptation | None
     linear: bool = eqx.field(static=True)  # whether linear theory gives the moments
     along: int | None = eqx.field(static=True, metadata={"derived": True})  # axis along which modes differ
     band_count: int = eqx.field(static=True, metadata={"derived": True})
 
-    def __init__(self, model: Any, data: Array, fiducial: Mapping[str, Array], *, adaptable: bool = False):
-        self.model, self.data, self.fiducial = model, data, dict(fiducial)
+    def __init__(self, model: Any, data: Array, *, adaptable: bool = False):
+        self.model, self.data = model, data
         forward, config = model.forward, model.config
         lack = _lack(model)
         self.linear = lack is None
         if lack is not None and not adaptable:
             raise ArgumentError("precondition", None, f"needs {lack}", 'use precondition="adapted"', show_value=False)
-        self.factor = _parameter_scales(model, self.fiducial) if self.linear else jnp.eye(len(self.fiducial))
+        medians = dict.fromkeys(model.priors, jnp.zeros(()))
+        self.factor = _parameter_scales(model, medians) if self.linear else jnp.eye(len(medians))
         self.along = None if self.linear else getattr(forward, "along", None)
         if self.along not in (None, 0, 1, 2):
             raise ArgumentError("forward.along", self.along, "must be an axis of the box: 0, 1 or 2")
         self.band_count = BANDS * (1 if self.along is None else CLASSES)
         place = config.decomposition.sharding
         mean = None if self.linear else jnp.zeros(config.particle_shape, data.dtype, device=place)
-        none = Adaptation.none(len(fiducial), self.band_count)  # on the devices, as later ones are
+        none = Adaptation.none(len(medians), self.band_count)  # on the devices, as later ones are
         none = jax.tree.map(lambda x: to_devices(x, config.decomposition.replicated), none)
         self.adaptation = replace(none, mean=mean) if adaptable else None
 
@@ -117,10 +116,7 @@ class Preconditioner(eqx.Module):
     ) -> tuple[Array, Array | float]:
         """White noise of a position, and the logarithm of the volume of the scales, up to a constant.
 
-        Args:
-          z: noise of the position.
-          scaled: parameters of the position.
-          parameters: parameters of the model.
+        `scaled` are parameters of the position, and `parameters` those of the model.
         """
         config = self.model.config
         width, mean, volume = self._moments(scaled, parameters)

@@ -185,13 +185,10 @@ class Observations(NamedTuple):
 def adapt(old: Adaptation, observed: np.ndarray, mean: Any, modes: Any, changes: Any = None) -> Adaptation:
     """The adaptation after chains have run with another.
 
-    Args:
-      old: adaptation of the chains.
-      observed: packed `Observations`, shape (chains, steps, ...).
-      mean: mean of the noise of each chain (`Preconditioner.observe`), used if the old adaptation has a mean.
-      modes: number of modes of each band.
-      changes: derivative of the logarithm of the curvature of each band with each parameter (`changes_of_curvature`),
-        for chains near the posterior; None for modes that do not follow the parameters yet.
+    `observed` holds packed `Observations`, (chains, steps, ...), and `mean` the mean of the noise of each chain
+    (`Preconditioner.observe`), used if the old adaptation has a mean. Without `changes`, the derivatives of the
+    logarithm of the curvature of each band with each parameter (`changes_of_curvature`), modes do not follow the
+    parameters yet.
     """
     factor, shift, stretch = (np.array(x, float) for x in (old.factor, old.shift, old.stretch))
     seen = Observations.unpacked(observed, len(factor))
@@ -243,12 +240,6 @@ def changes_of_curvature(
     The curvature of the data is the mean square of gradients of the log density of mocks (Fisher 1925), to which the
     curvature of the prior is added. Its derivative is a difference between mocks with the same random numbers at two
     values of a parameter. It is zero in linear theory, whose widths follow the parameters, and if a simulation fails.
-
-    Args:
-      key: random key.
-      posterior: posterior with a preconditioner.
-      positions: positions of chains, with a leading axis.
-      spmd_axis_name: axis of the device mesh over which chains are divided, if any.
     """
     model, preconditioner = posterior.model, posterior.preconditioner
     config, likelihood = model.config, model.likelihood

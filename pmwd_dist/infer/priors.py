@@ -164,12 +164,7 @@ class LogNormal:
 
 
 def check_priors(priors: Any, positive: Iterable[str]) -> None:
-    """Raise ValueError unless all are priors with a width that the floating-point precision resolves.
-
-    Args:
-      priors: priors by name.
-      positive: names of parameters that must be positive.
-    """
+    """Raise ValueError unless all are priors with a width that the floating-point precision resolves."""
     if not isinstance(priors, Mapping):
         raise ArgumentError("priors", priors, "must be a mapping from names", 'for example {"b1": infer.Normal(1, 1)}')
     for name, prior in priors.items():

@@ -276,17 +276,6 @@ def test_rounding_does_not_change_the_identity_of_a_model() -> None:
     assert identity_of({"model": other}) != identity_of({"model": forward})
 
 
-def test_another_fiducial_point_is_another_model() -> None:
-    config = pmd.Config(box_size=80.0, mesh_shape=4, decomposition=(1, 1))
-    forward = infer.LinearField(config, jax_cosmo.Planck15(), bias="b1")
-    model = infer.Model(config, forward, {"b1": infer.Normal(1.5, 0.5)}, infer.Gaussian(SIGMA))
-    data = 1 + np.random.default_rng(0).standard_normal(SHAPE)
-    at = [model.condition(data, precondition="conditional", fiducial={"b1": b1}) for b1 in (1.5, 1.5, 1.6)]
-    one, same, other = (identity_of({"preconditioner": posterior.preconditioner}) for posterior in at)
-    assert one == same
-    assert one != other
-
-
 def test_a_chain_of_another_model_is_not_continued(run: tuple[Any, ...], tmp_path: Path) -> None:
     posterior, folder, _ = run
     copy = shutil.copytree(folder, tmp_path / "copy")

@@ -173,13 +173,7 @@ def restored(stored: Arrays, like: Any, prefix: str = "run") -> Any:
 
 
 def on_devices(positions: Any, config: Config, axis: str | None) -> Any:
-    """Positions of chains, divided over devices as steps return them.
-
-    Args:
-      positions: positions, with a leading axis of chains, on the host or on the devices.
-      config: configuration of the simulation.
-      axis: axis of the device mesh over which chains are divided, if any.
-    """
+    """Positions of chains, divided over devices as steps return them."""
     mesh, spec = config.decomposition.mesh, config.decomposition.spec
     fields, numbers = (NamedSharding(mesh, PartitionSpec(axis, *of)) for of in (spec, ()))
     return jax.tree.map(lambda x: to_devices(x, fields if np.ndim(x) > 1 else numbers), positions)

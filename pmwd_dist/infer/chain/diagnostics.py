@@ -1,6 +1,7 @@
 """Diagnostics of chains, on the host: split R-hat and effective sample sizes (Vehtari et al. 2021, 1903.08008).
 
-They agree with arviz-stats, which has no R-hat of a single chain and whose releases 1.x need Python 3.12.
+They agree with arviz-stats, which has no R-hat of a single chain and whose releases 1.x need Python 3.12. Fewer than
+four draws, or values that are not finite, are a ValueError.
 """
 
 from __future__ import annotations
@@ -30,9 +31,6 @@ def rhat(x: Chains) -> float:
     """The larger of the rank-normalised split R-hat of the draws and of their distances from the median.
 
     It is infinite for constant draws, since chains that never moved show no convergence.
-
-    Raises:
-      ValueError: fewer than four draws, or values that are not finite.
     """
     x = _split(_checked(x))
     if np.ptp(x) == 0:
@@ -42,31 +40,19 @@ def rhat(x: Chains) -> float:
 
 
 def ess_bulk(x: Chains) -> float:
-    """Effective sample size of the centre of the distribution; 1 for constant draws.
-
-    Raises:
-      ValueError: fewer than four draws, or values that are not finite.
-    """
+    """Effective sample size of the centre of the distribution; 1 for constant draws."""
     return _ess(_rank_normalise(_split(_checked(x))))
 
 
 def ess_tail(x: Chains) -> float:
-    """Effective sample size of the tails: the smaller size of the 5 % and 95 % quantiles.
-
-    Raises:
-      ValueError: fewer than four draws, or values that are not finite.
-    """
+    """Effective sample size of the tails: the smaller size of the 5 % and 95 % quantiles."""
     x = _checked(x)
     sizes = [_ess(_split((x <= np.quantile(x, q)).astype(float))) for q in (0.05, 0.95)]
     return min(sizes)
 
 
 def ess_mean(x: Chains) -> float:
-    """Effective sample size of the mean, whose standard error is the standard deviation over the root of this.
-
-    Raises:
-      ValueError: fewer than four draws, or values that are not finite.
-    """
+    """Effective sample size of the mean, whose standard error is the standard deviation over the root of this."""
     return _ess(_split(_checked(x)))
 
 
@@ -109,10 +95,6 @@ def energy_errors(energy_change: Chains, dimensions: int) -> dict[str, float]:
 
     MCLMC has no Metropolis step that would reject large errors. The target of its tuning is a variance of 1e-3, and far
     less than 1e-3 of the steps should be beyond ten standard deviations of this.
-
-    Args:
-      energy_change: energy error of each step.
-      dimensions: number of dimensions of the position.
     """
     x = np.asarray(energy_change, float).ravel()
     limit = 10 * math.sqrt(1e-3 * dimensions)
@@ -134,9 +116,6 @@ def step_bias(x: Chains, density_shift: Chains) -> tuple[float, float]:
     Args:
       x: draws.
       density_shift: shift of the log density at these draws (`Chain.density_shift`); 0 with a Metropolis step.
-
-    Raises:
-      ValueError: fewer than four draws, or values that are not finite.
     """
     x, shift = _checked(x), _checked(density_shift)
     width = float(np.std(x))
@@ -176,10 +155,7 @@ def step_errors(chain: Any, energy_variance: float, largest_bias: float = LARGES
 
     The bias goes as the square of the step if steps are stable. A bias counts if it is larger than three of its errors.
 
-    Args:
-      chain: `Chain` of MCLMC.
-      energy_variance: variance of the energy error of a step per dimension, at which its tuning aimed.
-      largest_bias: largest tolerated bias of a mean [standard deviations].
+    The chain is one of MCLMC whose tuning aimed at this variance of the energy error of a step per dimension.
     """
     unstable, biased = _energy_reasons(chain, energy_variance), list[str]()
     unmixed, factors = list[str](), {"shift": 1.0, "change the width of": 1.0}

@@ -49,13 +49,14 @@ def chain_files(chunks: int) -> list[str]:
 class ChainFolder:
     """The folder of a chain, which process 0 writes and every process reads.
 
+    Methods that read raise ArrayFileError where a file is missing or damaged.
+
     Args:
       path: path of the folder, which is made if absent.
       identity: description of the model and options, by name; default: the identity of the chain in the folder.
 
     Raises:
       ValueError: the folder has a chain of another model; the differences are named.
-      ArrayFileError: the state is missing or damaged.
     """
 
     def __init__(self, path: str | Path, identity: Mapping[str, str] | None = None):
@@ -84,11 +85,7 @@ class ChainFolder:
         return self._state.exists() or self._chunk(0).exists()
 
     def state(self) -> Arrays | None:
-        """The last state on disk, or None.
-
-        Raises:
-          ArrayFileError: the state is damaged, or missing though there are draws.
-        """
+        """The last state on disk, or None."""
         if not self._has_files():
             return None
         with ArrayFile(self._state) as file:
@@ -125,11 +122,7 @@ class ChainFolder:
                     path.unlink()
 
     def chunks(self) -> list[Arrays]:
-        """Arrays of all chunks without fields, in order.
-
-        Raises:
-          ArrayFileError: a file is missing or damaged.
-        """
+        """Arrays of all chunks without fields, in order."""
         found = self._chunks(self._count(self.state()))
         return [{name: x for name, x in arrays.items() if name != "noise"} for arrays in found]
 
@@ -158,12 +151,7 @@ class ChainFolder:
                 file.expect({"last": self._last})
 
     def load(self) -> Chain:
-        """All draws up to the state.
-
-        Raises:
-          ValueError: the folder has no draws yet.
-          ArrayFileError: a file is missing or damaged.
-        """
+        """All draws up to the state."""
         state = self.state()
         if state is None or self._count(state) == 0:
             raise ArgumentError("output", str(self.path), "has no draws yet", "sample first")

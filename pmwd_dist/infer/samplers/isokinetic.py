@@ -80,10 +80,7 @@ def density_shift(state: IntegratorState, step_size: Array, inverse_mass_matrix:
     For fields x the code uses g (M^-1 g + x). Its mean differs by a constant, the number of dimensions (Stein 1981),
     and it has no noise for modes without data, where g = -M x.
 
-    Args:
-      state: state after a step; leaves without axes are parameters, all others are fields.
-      step_size: size of the step, as in `langevin_step`.
-      inverse_mass_matrix: diagonal, as in `langevin_step`.
+    Leaves of the position without axes are parameters, all others are fields.
     """
     slope = state.logdensity_grad
     fields = jax.tree.map(lambda x: x if x.ndim else jnp.zeros_like(x), state.position)
@@ -145,13 +142,7 @@ def langevin_step(
     (h^2 / 24)^2 g H g / 2 for the curvature H, a sum over all dimensions. Another sampler must evaluate the position
     again. The bias of parameters is `density_shift`.
 
-    Args:
-      key: random key.
-      state: state before the step.
-      step_size: distance along the trajectory, in units of the root of the inverse mass matrix.
-      L: decoherence length of the momentum.
-      logdensity: log density, a function of the position.
-      inverse_mass_matrix: diagonal, a number or a pytree that broadcasts against the position.
+    `step_size` is the distance along the trajectory, in units of the root of the inverse mass matrix.
     """
     root, displacement = jax.tree.map(jnp.sqrt, inverse_mass_matrix), _displacement(step_size, state.position)
     kick_key, drift_key = jax.random.split(key)

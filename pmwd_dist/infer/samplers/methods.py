@@ -54,15 +54,9 @@ def transition(
 ) -> tuple[IntegratorState, Transition]:
     """A step of MCLMC, or a trajectory of HMC or NUTS.
 
-    Args:
-      key: random key.
-      state: state from `mclmc.init` or from the previous transition.
-      logdensity: log density, a function of the position.
-      method: name of the sampler.
-      tuning: parameters of the sampler; NUTS has no L.
-      fraction: uniform random number, the same for all chains of a batch so that none waits for another. Trajectories
-        are 2 L fraction long, since a fixed length could be a period.
-      agree: function that makes copies of numbers equal on all processes; without it they would drift apart.
+    The state is one of `mclmc.init` or of the previous transition. Trajectories are 2 L fraction long, since a fixed
+    length could be a period: `fraction` is a uniform random number, the same for all chains of a batch so that none
+    waits for another. Without `agree` the copies of numbers on several processes would drift apart.
     """
     options: dict[str, Any] = {"step_size": tuning.step_size, "inverse_mass_matrix": tuning.inverse_mass_matrix}
     options |= {"agree": agree}

@@ -32,9 +32,8 @@ init = mclmc.init
 class Marks(NamedTuple):
     """Momenta and cumulative momenta of a trajectory where its halves, quarters and so on begin.
 
-    Args:
-      momenta, sums: pytrees like the momentum, with a leading axis of doublings.
-      first, last: range of the marks with which the turning criterion is tested.
+    Both are pytrees like the momentum, with a leading axis of doublings. The turning criterion is tested with the marks
+    from `first` to `last`.
     """
 
     momenta: Any

@@ -31,10 +31,8 @@ def largest_curvatures(slopes: Callable[[Any], Any], positions: Any, extremes: S
 
     The few iterations at extremes begin with the directions that were found at the positions.
 
-    Args:
-      slopes: function of positions of a batch of chains that returns the gradients of the log density.
-      positions: positions, with a leading axis of chains.
-      extremes: batches of other positions of the same chains (`at_extremes`).
+    `slopes` gives the gradients of the log density at positions of a batch of chains, and `extremes` are other
+    positions of the same chains (`at_extremes`).
     """
     directions, _ = _normalised(slopes(positions))
     found, begin = list[np.ndarray](), directions
@@ -65,9 +63,7 @@ def at_extremes(positions: Any, numbers: np.ndarray) -> list[Any]:
 
     There are none without numbers or steps.
 
-    Args:
-      positions: positions, with a leading axis of chains.
-      numbers: numbers of the positions along chains, (chains, steps, n).
+    The numbers are those of the positions along chains, (chains, steps, n).
     """
     chains, count = numbers.shape[0], numbers.shape[-1]
     if not numbers.size:

@@ -37,9 +37,7 @@ def correction(position: Position, posterior: Posterior, slopes: Mapping[str, Ar
 def estimate(chain: Any, priors: Mapping[str, Any]) -> dict[str, float]:
     """Slopes of the correction of each whitened parameter, from the draws of mixed chains.
 
-    Args:
-      chain: `Chain` of MCLMC, whose density shift includes the correction that it was drawn with.
-      priors: priors of the parameters, by name.
+    The density shift of the chain includes the correction that it was drawn with.
     """
     # A draw at a bound in floating-point precision is infinitely far away.
     white = [np.clip(np.asarray(priors[name].inverse(x), float), -8, 8) for name, x in chain.parameters.items()]

@@ -61,14 +61,7 @@ def check_share(failed: float, most: float, where: str) -> None:
 class ChainTuning:
     """Chains that are tuned together, with their folder.
 
-    Args:
-      key: random key.
-      run: the chains, tuned after `tune`.
-      posterior: posterior that they sample.
-      schedule: stages of the tuning.
-      folder: folder of the chains.
-      axis: axis of the device mesh over which chains are divided, if any.
-      listener: function called after each block; an exception ends the tuning with the state on disk.
+    An exception of the listener, which is called after each block, ends the tuning with the state on disk.
     """
 
     key: Array

@@ -73,12 +73,7 @@ def is_stable(energy_change: np.ndarray, fine: np.ndarray, target: float, *, lat
 def after_block(step: StepSize, energy_change: np.ndarray, target: float, method: Method, *, stable: bool) -> StepSize:
     """The step size for the next block.
 
-    Args:
-      step: step size of the block.
-      energy_change: energy errors of the block, (chains, steps).
-      target: target variance of the energy error.
-      method: sampler of the block.
-      stable: whether the block was kept (`is_stable`).
+    `energy_change` has the shape (chains, steps). A block that is not stable was discarded (`is_stable`).
     """
     if not stable:
         return step._replace(value=_NEXT * step.value, unstable=_LARGEST * step.value)

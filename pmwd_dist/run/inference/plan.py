@@ -16,8 +16,8 @@ from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.cosmology.parameters import Parameters
 from pmwd_dist.infer.chain.folder import chain_files
-from pmwd_dist.infer.data_checks import constant
 from pmwd_dist.infer.forward import cosmology_at
+from pmwd_dist.infer.likelihoods import constant
 from pmwd_dist.infer.model import POSITIVE
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
