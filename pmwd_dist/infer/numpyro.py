@@ -18,10 +18,8 @@ def numpyro_sites(
 ) -> None:
     """Sample a position with standard normal sites and a factor, such that it has this log density.
 
-    Args:
-      logdensity: log density, a function of the position.
-      parameters: function of the position whose values become deterministic sites.
-      shapes: shapes of the noise, "noise", and of the parameters.
+    Values of `parameters` become deterministic sites. `shapes` are the shapes of the noise, "noise", and of the
+    parameters.
 
     Raises:
       ImportError: numpyro is not installed.
