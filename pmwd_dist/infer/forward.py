@@ -210,12 +210,11 @@ class Simulation(ForwardModel):
             options: Any = {"solver": self.solver, "potential_factor": self.potential_factor}
             solution = nbody(lpt(modes, table, self.config), table, self.config, **options)
             particles, status = solution.particles, solution.status
-        observable: Any = self.observable
-        if observable is not None:
-            if isinstance(observable, eqx.Module) and hasattr(observable, "linear_power"):
-                power = self.linear_power if self.of_cosmology is None else self.of_cosmology
-                observable = replace(observable, linear_power=power)
-            return observable(particles, modes, parameters, table, self.config), status
+        if self.observable is not None:
+            observe: Any = self.observable
+            if isinstance(self.observable, eqx.Module) and hasattr(self.observable, "linear_power"):
+                observe = replace(observe, linear_power=self.of_cosmology or self.linear_power)
+            return observe(particles, modes, parameters, table, self.config), status
         bias: Any = value_of(self.bias, parameters)
         return eulerian_bias(density(particles, self.config), bias, self.config), status
 
