@@ -57,11 +57,8 @@ _OF_GROWTH = {"Omega_m", "Omega_c", "Omega_b", "Omega_k", "w0", "wa", "w_table"}
 class ForwardModel(eqx.Module):
     """Cosmology and linear P(k) of a forward model.
 
-    Args:
-      config: configuration of the simulation.
-      cosmo: cosmology, for the parameters that are not sampled.
-      linear_power: linear P(k), as in `linear_modes`.
-      normalise: whether to scale a table of P(k) to sigma8, sampled or of the cosmology.
+    A table of P(k) is scaled to sigma8, sampled or of the cosmology, if `normalise` is true. Parameters that are not
+    sampled are those of the cosmology.
     """
 
     config: Config = eqx.field(static=True)
