@@ -100,8 +100,7 @@ def test_config_toml_reproduces_the_run(finished: tuple[Path, Events], tmp_path:
     assert_same(folder, tmp_path / "again")
 
 
-@pytest.mark.parametrize("pdims", [(1, 1), (4, 1)])
-@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize(("pdims", "x64"), [((1, 1), True), ((4, 1), False)])
 def test_particles_are_those_of_nbody_to_the_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pdims: tuple[int, int], x64: bool
 ):
@@ -313,8 +312,7 @@ class _Steps(Events):
             self.done.set()
 
 
-@pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("pdims", [[1, 1], [4, 1]])
+@pytest.mark.parametrize(("pdims", "fails"), [([1, 1], True), ([4, 1], False)])
 @pytest.mark.usefixtures("no_figures")
 def test_steps_go_on_while_an_output_is_written(
     finished: tuple[Path, Events], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool, pdims: list[int]
