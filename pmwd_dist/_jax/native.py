@@ -98,8 +98,6 @@ def processes_unavailable_reason(key: str, processes: tuple[int, ...], process: 
     reason = peer_unavailable_reason((ordinal,))
     if reason is not None:
         return reason
-    if not hasattr(_ops, "peer_join"):
-        return f"jaxdecomp-ops {native_version()} is older than this version"
     try:
         _ops.peer_join(key, list(processes), process, ordinal)
     except OSError as error:

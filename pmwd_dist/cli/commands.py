@@ -316,22 +316,19 @@ def report(folder: Folder) -> None:
 def autotune(
     shape: Annotated[list[int], typer.Argument(metavar="NX [NY NZ]", help="Cells of the mesh; one for a cube.")],
     dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
-    kinds: Annotated[str, typer.Option(metavar="A,B", help="Transforms that count: r2c, c2c.")] = "r2c",
     n_devices: Annotated[int | None, typer.Option(min=1, help="How many devices; default: all.")] = None,
     halo: Annotated[int, typer.Option(min=0, help="Width of the halo exchange [cells].")] = 16,
     again: Annotated[bool, typer.Option("--again", help="Measure even if there is a stored result.")] = False,
 ) -> None:
     """Time every division of a mesh over the devices, and remember the fastest for runs to come."""
-    _start("autotune", shape, dtype, kinds, n_devices, halo, again)
+    _start("autotune", shape, dtype, n_devices, halo, again)
     with command_errors():
         if len(shape) not in (1, 3):
             raise ValueError(f"{len(shape)} numbers of cells were given; give one or three")
         nx, ny, nz = shape * (3 // len(shape))
-        chosen: Any = tuple(kinds.split(","))  # `autotune` checks them
         best = tuner.autotune(
             (nx, ny, nz),
             dtype=dtype,
-            kinds=chosen,
             n_devices=n_devices,
             halo=halo,
             measure_again=again,

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,18 +18,15 @@ from pmwd_dist.parallel import autotune_cache, distributed
 from pmwd_dist.parallel.backends import BACKENDS
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3
 from pmwd_dist.parallel.defaults import default
-from pmwd_dist.parallel.fft import pfft3d, pifft3d, pirfft3d, prfft3d, spectrum_shape
+from pmwd_dist.parallel.fft import pirfft3d, prfft3d, spectrum_shape
 from pmwd_dist.parallel.halo import halo_pad, halo_reduce
 from pmwd_dist.parallel.inputs import cells, whole_number
-
-Kind = Literal["r2c", "c2c"]
 
 
 def autotune(
     shape: Shape3,
     *,
     dtype: Any = jnp.float32,
-    kinds: Sequence[Kind] = ("r2c",),
     n_devices: int | None = None,
     halo: int = 16,
     repeats: int = 5,
@@ -39,14 +36,13 @@ def autotune(
     """The fastest decomposition of a mesh over the devices of this program, by measurement. Collective.
 
     Each division into slabs or pencils that fits the mesh is timed with each available communication backend: the
-    transforms of all `kinds` forward and back, and `halo_pad` with `halo_reduce`. The smallest sum wins; a backend that
-    needs opening is left open if it wins. The result is cached on disk by devices, driver, versions, shape, dtype,
-    kinds and halo.
+    transforms of a real field forward and back, and `halo_pad` with `halo_reduce`. The smallest sum wins; a backend
+    that needs opening is left open if it wins. The result is cached on disk by devices, driver, versions, shape, dtype
+    and halo.
 
     Args:
       shape: cells of the mesh.
       dtype: precision of a real field, float32 or float64.
-      kinds: kinds of the transforms, "r2c" and "c2c".
       n_devices: number of devices to use; default: all.
       halo: width of the halo [cells].
       repeats: number of timings of each, with the median as result.
@@ -64,19 +60,16 @@ def autotune(
     """
     devices, dtype = _devices(n_devices), _precision(dtype)
     shape, halo, repeats = cells(shape, "shape"), whole_number(halo, "halo"), whole_number(repeats, "repeats", least=1)
-    if not kinds or not {*kinds} <= {*get_args(Kind)}:
-        raise ValueError(f"kinds={tuple(kinds)} must be 'r2c', 'c2c' or both")
     _check_size(shape, dtype, len(devices))
     if halo > max(64, *shape):
         raise ArgumentError("halo", halo, f"is wider than the mesh, {shape}", "use a narrower one")
-    candidates = _candidates(shape, devices, kinds)
+    candidates = _candidates(shape, devices)
     backends = {type(candidate.backend): candidate.backend for candidate in candidates}
     in_use = [kind for kind, backend in backends.items() if backend.is_open]
     say = say if say is not None and distributed.is_main() else lambda _: None
     key = autotune_cache.machine(devices) | {
         "shape": list(shape),
         "dtype": np.dtype(dtype).name,
-        "kinds": sorted(kinds),
         "halo": halo,
         "backends": sorted({_label(candidate) for candidate in candidates}),
     }
@@ -85,7 +78,7 @@ def autotune(
         say(f"{found!r}, as measured before ({autotune_cache.path()})")
         _open(found, shape, halo)
         return found
-    best, seconds = _fastest(candidates, shape, dtype, kinds, halo, repeats, say)
+    best, seconds = _fastest(candidates, shape, dtype, halo, repeats, say)
     for kind, backend in backends.items():
         if kind not in in_use and kind is not type(best.backend):
             backend.close()
@@ -128,7 +121,6 @@ def _fastest(
     candidates: list[Decomposition],
     shape: Shape3,
     dtype: Any,
-    kinds: Sequence[str],
     halo: int,
     repeats: int,
     say: Callable[[str], Any],
@@ -137,7 +129,7 @@ def _fastest(
     say(f"{'pdims':>10} {'backend':>12} {'forward':>9} {'inverse':>9} {'halo':>9}   [ms]")
     times = []
     for candidate in candidates:
-        row = _measure(candidate, shape, dtype, kinds, halo, repeats)
+        row = _measure(candidate, shape, dtype, halo, repeats)
         text = row if isinstance(row, str) else " ".join(f"{1e3 * t:9.3f}" for t in row)
         say(f"{candidate.pdims!s:>10} {_label(candidate):>12} {text}")
         times.append(math.inf if isinstance(row, str) else sum(row))
@@ -185,15 +177,13 @@ def _check_size(shape: Shape3, dtype: np.dtype[Any], count: int) -> None:
         raise ArgumentError("shape", shape, constraint, "use a smaller mesh, or more devices")
 
 
-def _candidates(shape: Shape3, devices: list[Any], kinds: Sequence[str]) -> list[Decomposition]:
+def _candidates(shape: Shape3, devices: list[Any]) -> list[Decomposition]:
     """All divisions that fit, slabs along x first."""
     fitting, problem = [], None
     for py in (p for p in range(1, len(devices) + 1) if len(devices) % p == 0):
         candidate = Decomposition((len(devices) // py, py), devices, backend="xla")
         try:
             candidate.check(shape, "shape")
-            if "c2c" in kinds:
-                candidate.check_axis(shape, 2, py, "shape")
         except ValueError as error:
             problem = problem or error
             continue
@@ -212,10 +202,7 @@ def _agreed(record: autotune_cache.Record | None, candidates: list[Decomposition
         options = {name: record[name] for name in ("transpose_comm", "halo_comm") if name in record}
         wanted = record["pdims"], record["backend"], options
         index = known.index(wanted) if wanted in known else -1
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        index = int(multihost_utils.broadcast_one_to_all(np.int32(index)))
+    index = int(distributed.from_main(np.int32(index)))
     return None if index < 0 else candidates[index]
 
 
@@ -226,38 +213,28 @@ def _open(decomposition: Decomposition, shape: Shape3, halo: int) -> None:
 
 
 def _measure(
-    decomposition: Decomposition, shape: Shape3, dtype: Any, kinds: Sequence[str], halo: int, repeats: int
+    decomposition: Decomposition, shape: Shape3, dtype: Any, halo: int, repeats: int
 ) -> tuple[float, float, float] | str:
     """Seconds of transform, inverse and halo exchange, or the reason why they can't be measured."""
-    real = np.dtype(dtype)
     try:
         _open(decomposition, shape, halo)
     except ValueError as error:
         return str(error)
-    forward = inverse = 0.0
+    transform = partial(prfft3d, decomposition=decomposition)
+    back = partial(pirfft3d, shape=shape, decomposition=decomposition)
     try:
-        for kind in kinds:
-            own = real if kind == "r2c" else np.result_type(real, np.complex64)
-            field = _ones(shape, own, decomposition)
-            there = partial(prfft3d if kind == "r2c" else pfft3d, decomposition=decomposition)
-            back = partial(pirfft3d, shape=shape) if kind == "r2c" else pifft3d
-            forward += _seconds(there, field, repeats)
-            spectrum = _attempt(partial(jax.jit(there), field))
-            inverse += _seconds(partial(back, decomposition=decomposition), spectrum, repeats)
-        field = _ones(shape, real, decomposition)
-        exchange = _seconds(partial(_there_and_back, decomposition, halo), field, repeats)
+        field = _attempt(jax.jit(lambda: jnp.ones(shape, dtype), out_shardings=decomposition.sharding))
+        forward = _seconds(transform, field, repeats)
+        inverse = _seconds(back, _attempt(partial(jax.jit(transform), field)), repeats)
+        exchange = _seconds(partial(_exchanged, decomposition, halo), field, repeats)
     except MemoryError as error:
         return str(error)
     return forward, inverse, exchange
 
 
-def _there_and_back(decomposition: Decomposition, halo: int, field: jax.Array) -> jax.Array:
+def _exchanged(decomposition: Decomposition, halo: int, field: jax.Array) -> jax.Array:
     # XLA would not compute the padded field without the barrier.
     return halo_reduce(jax.lax.optimization_barrier(halo_pad(field, halo, decomposition)), halo, decomposition)
-
-
-def _ones(shape: Shape3, dtype: Any, decomposition: Decomposition) -> jax.Array:
-    return _attempt(jax.jit(lambda: jnp.ones(shape, dtype), out_shardings=decomposition.sharding))
 
 
 def _attempt(call: Callable[[], Any]) -> Any:
@@ -292,6 +269,3 @@ def _seconds(function: Callable[[Any], Any], argument: Any, repeats: int) -> flo
     from jax.experimental import multihost_utils
 
     return float(np.max(multihost_utils.process_allgather(np.float32(own))))
-
-
-__all__ = ["Kind", "autotune"]

@@ -160,8 +160,8 @@ def bispectrum(measured: Any, tree: Any = None, *, axes: Any = None) -> Figure:
       >>> pmd.plot.bispectrum(measured)
     """
     (ax,) = make_axes(axes, _SIZE)
-    there = np.asarray(measured.triangles) > 0
-    sides, value, error = (np.asarray(x, float)[there] for x in (measured.k, measured.bispectrum, measured.scatter))
+    full = np.asarray(measured.triangles) > 0
+    sides, value, error = (np.asarray(x, float)[full] for x in (measured.k, measured.bispectrum, measured.scatter))
     same = bool((sides == sides[:, :1]).all())
     x = sides[:, 0] if same else np.arange(1.0, len(sides) + 1)
     some, shown = value > 0, value[value > 0]
@@ -169,7 +169,7 @@ def bispectrum(measured: Any, tree: Any = None, *, axes: Any = None) -> Figure:
     style: Any = {"fmt": "o", "color": COLOURS[0], "ms": 4.5, "lw": 1.4}
     ax.errorbar(x[some], value[some], np.stack([low, error])[:, some], **style, label="measured")
     if tree is not None:
-        theory = np.asarray(tree, float)[there]
+        theory = np.asarray(tree, float)[full]
         ax.plot(x, theory, color=COLOURS[1], lw=1.6, label="tree level")
         shown = np.concatenate([shown, theory[theory > 0]])
     ax.set_yscale("log")
@@ -238,7 +238,6 @@ def angular_power(
     linear: Sequence[Any] = (),
     *,
     labels: Sequence[str] = (),
-    quantity: str = r"\kappa\kappa",
     axes: Any = None,
 ) -> Figure:
     """Draw l (l + 1) C_l / 2 pi of maps with its Gaussian scatter, and linear theory.
@@ -247,7 +246,6 @@ def angular_power(
       spectra: spectra of `observe.angular_power`, one for each map.
       linear: linear theory at the multipoles of each spectrum [steradian], as of `observe.limber_power`.
       labels: label of each spectrum.
-      quantity: upper index of C_l in LaTeX.
       axes: axes; default: a new figure.
 
     Examples:
@@ -277,7 +275,7 @@ def angular_power(
     if len(values):
         ax.set_ylim(max(values.min() * 0.5, values.max() * 1e-4), values.max() * 2)
     finish_axis(ax, np.concatenate(ells))
-    ax.set_ylabel(rf"$\ell(\ell+1)\,C_\ell^{{{quantity}}} / 2\pi$")
+    ax.set_ylabel(r"$\ell(\ell+1)\,C_\ell^{\kappa\kappa} / 2\pi$")
     return _finished(ax, r"multipole $\ell$", legend=bool(len(labels) or len(linear)))
 
 

@@ -46,9 +46,7 @@ def test_every_fitting_division_is_measured_once(cache: Path) -> None:
     assert len(cache.read_text().splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    "other", [{"dtype": "float64"}, {"kinds": ("c2c",)}, {"halo": 1}, {"n_devices": 2}, {"shape": (8, 8, 12)}]
-)
+@pytest.mark.parametrize("other", [{"dtype": "float64"}, {"halo": 1}, {"n_devices": 2}, {"shape": (8, 8, 12)}])
 def test_another_question_is_measured_anew(other: dict[str, Any]) -> None:
     arguments: dict[str, Any] = {"shape": (8, 8, 4), "repeats": 1, "say": None, "n_devices": 1}
     pmd.autotune(**arguments)
@@ -75,7 +73,7 @@ def test_a_damaged_cache_is_no_obstacle(cache: Path) -> None:
     cache.parent.mkdir()
     cache.write_text("not json\n")
     assert autotune_cache.load() == []
-    key = autotune_cache.machine(jax.devices()) | {"shape": list(SHAPE), "kinds": ["r2c"], "backends": ["xla"]}
+    key = autotune_cache.machine(jax.devices()) | {"shape": list(SHAPE), "backends": ["xla"]}
     for pdims in ([3, 3], [4, 0], [2, 1]):  # not a division of four devices
         cache.write_text(json.dumps({"key": key, "pdims": pdims, "backend": "xla"}) + "\n")
         assert remembered([SHAPE]) is None
@@ -89,8 +87,6 @@ def test_a_damaged_cache_is_no_obstacle(cache: Path) -> None:
     ("arguments", "message"),
     [
         ({"n_devices": 5}, "n_devices=5 must be 1 to 4"),
-        ({"kinds": ("c2r",)}, r"kinds=\('c2r',\) must be 'r2c', 'c2c' or both"),
-        ({"kinds": ()}, r"kinds=\(\) must be"),
         ({"halo": -1}, "halo=-1"),
         ({"dtype": "complex64"}, "dtype=complex64 must be float32 or float64"),
         ({"dtype": "foo"}, "dtype=foo must be float32 or float64"),

@@ -193,7 +193,7 @@ def test_table_is_kept_with_the_run(tmp_path: Path):
 
 
 def test_output_at_the_start_and_more_outputs_than_steps(tmp_path: Path):
-    plan = make(tmp_path / "run", "output.redshifts=[9, 4, 2, 1, 0.5, 0]", "time.steps=2", "output.snapshot=false")
+    plan = make(tmp_path / "run", "output.redshifts=[9, 4, 2, 1, 0.5, 0]", "time.steps=2", "output.snapshot=none")
     assert plan.steps == 5
     assert sorted(plan.outputs) == [0, 1, 2, 3, 4, 5]
     np.testing.assert_allclose([plan.outputs[i] for i in range(6)], [9, 4, 2, 1, 0.5, 0], atol=1e-12)

@@ -184,7 +184,7 @@ def test_interrupt_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.usefixtures("no_figures")
 def test_regular_checkpoints_keep_the_last_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    plan = make(tmp_path / "run", "output.checkpoint_every=1", "output.snapshot=false", "output.slice_thickness=0")
+    plan = make(tmp_path / "run", "output.checkpoint_every=1", "output.snapshot=none", "output.slice_thickness=0")
     (plan.folder / "power_z7.000.csv").write_text("not a spectrum, and not the run's")
     seen = []
     display = Display()
@@ -233,7 +233,7 @@ def test_killed_at_random_moments_and_resumed_is_bitwise_the_same(finished: tupl
 
 @pytest.mark.usefixtures("no_figures")
 def test_beyond_the_halo_a_run_fails_and_continues_on_other_devices(tmp_path: Path, capsys):
-    overrides = ["devices.halo=1", "devices.pdims=[2, 1]", "output.snapshot=false", "output.redshifts=0"]
+    overrides = ["devices.halo=1", "devices.pdims=[2, 1]", "output.snapshot=none", "output.redshifts=0"]
     folder = tmp_path / "run"
     make(folder, *overrides)
     shutil.rmtree(folder)
@@ -365,7 +365,7 @@ def test_interrupted_while_an_output_fails_a_run_tells_both(tmp_path: Path, monk
 
 
 def test_without_figures_none_is_drawn_until_a_report_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    plan = make(tmp_path / "run", "output.figures=false", "output.snapshot=false")
+    plan = make(tmp_path / "run", "output.figures=false", "output.snapshot=none")
     with monkeypatch.context() as patch:
         patch.setattr("pmwd_dist.report.style.save", None)
         execute(plan, Events())

@@ -76,7 +76,7 @@ def test_the_buffer_of_outputs_is_counted_and_takes_half_of_the_rest(tmp_path: P
         each = replace(plan)  # nothing is cached
         assert each.output_buffer == buffer
         assert each.expected_memory == need + buffer
-    none = make(tmp_path / "none", "output.snapshot=false")
+    none = make(tmp_path / "none", "output.snapshot=none")
     assert none.output_buffer == 0
 
 

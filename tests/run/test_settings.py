@@ -80,7 +80,7 @@ def test_written_settings_read_back_the_same(file: Path, tmp_path: Path):
         "force.compensated=true",
         "devices.pdims=[2, 2]",
         "output.redshifts=[2, 0.5]",
-        "output.snapshot=false",
+        "output.snapshot=none",
         "cosmology.omega_k=1e-3",
         "output.checkpoint_every=10 min",
     ]

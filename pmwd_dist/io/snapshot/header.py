@@ -55,11 +55,6 @@ class SnapshotHeader:
     length: float
     length_unit: str
 
-    @property
-    def redshift(self) -> float:
-        """Redshift."""
-        return 1 / self.a - 1
-
 
 def read_header(files: Sequence[Path], length_unit: str | None = None, h: float | None = None) -> SnapshotHeader:
     """The header of a snapshot in one or several files.

@@ -7,14 +7,10 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from pmwd_dist.run.settings.section import File, Section, Three, about, list_to_tuple, one_or_several
+from pmwd_dist.run.settings.section import File, Pairs, Section, Three, about, list_to_tuple, one_or_several
 
 Axis = Literal["x", "y", "z"]
 MASK = "observe.galaxies.mask"
-
-
-def _pairs(value: object) -> object:
-    return tuple(map(list_to_tuple, value)) if isinstance(value, list | tuple) else value
 
 
 def _selection(pairs: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
@@ -33,7 +29,7 @@ def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
     return values
 
 
-Selection = Annotated[tuple[tuple[float, float], ...], BeforeValidator(_pairs), AfterValidator(_selection)]
+Selection = Annotated[Pairs, AfterValidator(_selection)]
 Distance = Annotated[float, Field(ge=0, le=1e6)]
 Edges = Annotated[tuple[Distance, ...], BeforeValidator(list_to_tuple), AfterValidator(_ascending)]
 Source = Annotated[float, Field(gt=0, le=1000)]
@@ -105,9 +101,7 @@ class Bispectrum(Section):
 
 
 class Cross(Section):
-    """Correlation r(k) and transfer function T(k) of the density with another field, at each output."""
-
-    reference: Literal["linear"] = about("reference field: linear, the initial conditions", "linear")
+    """Correlation r(k) and transfer function T(k) of the density with its linear field, at each output."""
 
 
 class PDF(Section):
@@ -123,7 +117,7 @@ class LightCone(Section):
     """The past light cone, filled during the run, and the lensing by it, at the end of the run."""
 
     sky: Literal["flat", "sphere"] = about("flat: the observer looks along an axis; sphere: in all directions", "flat")
-    line_of_sight: Literal["x", "y", "z"] = about("axis along which the observer looks on a flat sky", "z")
+    line_of_sight: Axis = about("axis along which the observer looks on a flat sky", "z")
     sources: Sources = about("redshifts of lensed sources; one or several", (1.0,), 1.0)
     edges: Edges | None = about(
         "comoving distances between which the shells lie [Mpc/h]; default: shells of half a box, out to the sources",

@@ -50,6 +50,8 @@ Count = Annotated[int, Field(ge=4, le=1 << 20)]
 Three = BeforeValidator(_three)
 Sides = Annotated[tuple[Side, Side, Side], Three]
 Counts = Annotated[tuple[Count, Count, Count], Three]
+Pair = Annotated[tuple[float, float], BeforeValidator(list_to_tuple)]
+Pairs = Annotated[tuple[Pair, ...], BeforeValidator(list_to_tuple)]
 Parts = Annotated[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], BeforeValidator(list_to_tuple)]
 
 

@@ -19,13 +19,13 @@ from pmwd_dist.run.settings.observables import SECTIONS, Observe
 from pmwd_dist.run.settings.section import (
     Counts,
     File,
+    Pairs,
     Parts,
     Section,
     Sides,
     about,
     absolute,
     duration,
-    list_to_tuple,
     one_or_several,
 )
 
@@ -41,12 +41,6 @@ def _interval(value: object) -> object:
         duration(value)
     elif isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError('must be a whole number of steps, 0 or more, or a duration, such as "10 min"')
-    return value
-
-
-def _format(value: object) -> object:
-    if isinstance(value, bool):
-        return "gadget" if value else "none"
     return value
 
 
@@ -74,8 +68,7 @@ def _ascending(pairs: tuple[tuple[float, float], ...]) -> tuple[tuple[float, flo
     return pairs
 
 
-_Pair = Annotated[tuple[float, float], BeforeValidator(list_to_tuple)]
-_Pairs = Annotated[tuple[_Pair, ...], BeforeValidator(list_to_tuple), AfterValidator(_ascending)]
+_Table = Annotated[Pairs, AfterValidator(_ascending)]
 _Power = Annotated[str, AfterValidator(_power_path)]
 Redshift = Annotated[float, Field(gt=-1)]
 Redshifts = Annotated[tuple[Redshift, ...], BeforeValidator(one_or_several), AfterValidator(_distinct)]
@@ -116,7 +109,7 @@ class Cosmology(Section):
     omega_k: float = about("curvature density today, per critical density", 0.0, gt=-1, lt=1)
     w0: float = about("dark-energy equation of state today", -1.0, gt=-3, lt=0)
     wa: float = about("its derivative: w(a) = w0 + wa (1 - a)", 0.0, gt=-5, lt=3)
-    w_table: _Pairs | None = about(
+    w_table: _Table | None = about(
         "dark-energy equation of state as pairs [a, w], linear in a between them, in place of w0 and wa",
         None,
         [[0.3, -0.8], [0.6, -0.95], [1.0, -1.0]],
@@ -215,9 +208,7 @@ class Output(Section):
         None,
         [1.0, 0.0],
     )
-    snapshot: Annotated[Literal["none", Format], BeforeValidator(_format)] = about(
-        "format of the snapshots: gadget or swift, or none", "gadget"
-    )
+    snapshot: Literal["none", Format] = about("format of the snapshots: gadget or swift, or none", "gadget")
     precision: Precision | None = about(
         "precision of positions in snapshots: single or double; default: single in gadget, double in swift",
         None,

@@ -85,7 +85,7 @@ def _poles(
 ) -> Table:
     """Multipoles, the scatter of their modes and linear theory; without empty bins, and those beyond k_max."""
     power, modes = np.asarray(measured.power, float), np.asarray(measured.modes, float)
-    largest = 0.95 * min(math.pi / side for side in config.cell_size) if k_max is None else k_max
+    largest = 0.95 * math.pi / max(config.cell_size) if k_max is None else k_max
     some = (modes > 0) & (np.asarray(measured.k) <= largest)
     columns = {"k": np.asarray(measured.k, float)}
     columns |= {f"P{pole}": row for pole, row in zip(POLES, power, strict=True)}
@@ -181,8 +181,8 @@ def shares_seen(section: observables.Galaxies, config: Config, data: Files) -> n
     if section.selection is not None:
         axis = "xyz".index(section.line_of_sight)
         distance, share = np.asarray(section.selection, float).T
-        places = np.arange(config.mesh_shape[axis]) * config.cell_size[axis]
-        shares = np.interp(places, distance, share).reshape([-1 if i == axis else 1 for i in range(3)])
+        positions = np.arange(config.mesh_shape[axis]) * config.cell_size[axis]
+        shares = np.interp(positions, distance, share).reshape([-1 if i == axis else 1 for i in range(3)])
     return shares if mask is None else shares * mask
 
 
@@ -224,7 +224,7 @@ def _growth(view: View, k: Any) -> Array:
 
 
 def _cross(section: observables.Cross, view: View) -> Table:
-    del section  # the linear field is the only reference
+    del section  # it has no keys
     # The linear field is known on the lattice of the particles.
     config = view.simulation.config
     config = replace(config, mesh_shape=config.particle_shape, halo="auto")
