@@ -82,10 +82,10 @@ def _barrier_rule(
 
 def _barrier_non_zero(values: Sequence[Any], waiting: int, batch: int) -> list[Any]:
     """The barrier over tangents or cotangents, without symbolic zeros."""
-    there = [type(x) is not ad.Zero for x in values]
-    some = [x for x, keep in zip(values, there, strict=True) if keep]
-    passed = iter(_barrier_p.bind(*some, waiting=sum(there[:waiting]), batch=batch) if some else ())
-    return [next(passed) if keep else x for x, keep in zip(values, there, strict=True)]
+    present = [type(x) is not ad.Zero for x in values]
+    some = [x for x, keep in zip(values, present, strict=True) if keep]
+    passed = iter(_barrier_p.bind(*some, waiting=sum(present[:waiting]), batch=batch) if some else ())
+    return [next(passed) if keep else x for x, keep in zip(values, present, strict=True)]
 
 
 def _barrier_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, waiting: int, batch: int) -> tuple[Any, Any]:

@@ -80,13 +80,9 @@ class Display:
             with naming("standard output"):
                 self.console.print(text, markup=False)
                 self.console.file.flush()  # a batch job's log is read while it runs
-        except OSError:
-            self._go_dark()
-
-    def _go_dark(self) -> None:
-        """Show nothing from now on: the terminal is lost, or the reader of a pipe, which is no reason to end a run."""
-        self.console = Console(quiet=True)
-        self._close()
+        except OSError:  # the terminal is lost, or the reader of a pipe, which is no reason to end a run
+            self.console = Console(quiet=True)
+            self._close()
 
     def _close(self) -> None:
         if self.bar is not None:

@@ -75,12 +75,12 @@ def _config(path: Path, header: SnapshotHeader, mesh: int | None) -> Config:
         config = Config(header.box_size, cells, lattice, decomposition=_decomposition(cells))
     except ArgumentError as error:
         raise ValueError(f"{own}: {error.constraint}") from error
-    there = room()
-    need = there.needed(least_memory(config), config)
-    if need <= there.total:
-        need = there.needed(power_memory(config), config)
-    if need > there.total:
-        lack = f"P(k) needs about {size(need)} of memory and {there.where} has {size(there.total)}"
+    memory = room()
+    need = memory.needed(least_memory(config), config)
+    if need <= memory.total:
+        need = memory.needed(power_memory(config), config)
+    if need > memory.total:
+        lack = f"P(k) needs about {size(need)} of memory and {memory.where} has {size(memory.total)}"
         raise ValueError(f"{own}: {lack}; use another --mesh")
     return config
 

@@ -37,7 +37,8 @@ def enable_compilation_cache(warn: Callable[[str], None] | None = None) -> None:
     folder = default_folder()
     try:
         _prepare(folder)
-        _prune(folder, _bound(config))
+        bound = config.jax_compilation_cache_max_size
+        _prune(folder, MAX_BYTES if bound < 0 else bound)
     except OSError as error:
         warn(f"compiled programs are not kept: {message(error)}; JAX_ENABLE_COMPILATION_CACHE=0 ends this warning")
         return
@@ -85,11 +86,6 @@ def _prepare(folder: Path) -> None:
         raise PermissionError(1, "others may write into this folder, of which programs are executed", str(folder))
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(13, "this folder can't be written", str(folder))
-
-
-def _bound(config: Any) -> int:
-    size = config.jax_compilation_cache_max_size
-    return MAX_BYTES if size < 0 else size
 
 
 def _prune(folder: Path, bound: int) -> None:

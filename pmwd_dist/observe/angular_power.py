@@ -131,5 +131,5 @@ def limber_power(
     across, a = transverse_distance(middle, table), scale_factor_at(middle, table)
     k = (jnp.asarray(ell, dtype=float).reshape(-1)[:, None] + 0.5) / across[None]
     growth = jax.vmap(lambda k, a: jnp.broadcast_to(table.linear(k, a)[0], k.shape), (1, 0), 1)(k, a)
-    each = jnp.asarray(power(k.ravel()), dtype=float).reshape(k.shape) * (growth * (weights / across)[None]) ** 2
-    return jnp.sum(each, axis=1) / float(slabs[1] - slabs[0])
+    slab_power = jnp.asarray(power(k.ravel()), dtype=float).reshape(k.shape) * (growth * (weights / across)[None]) ** 2
+    return jnp.sum(slab_power, axis=1) / float(slabs[1] - slabs[0])

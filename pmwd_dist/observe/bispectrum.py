@@ -161,8 +161,7 @@ def _f2(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 def _largest(config: Config) -> float:
     """Largest edge: just below 2/3 of the Nyquist frequency, where aliases close triangles."""
-    nyquist = min(math.pi * n / length for n, length in zip(config.mesh_shape, config.box_size, strict=True))
-    return (1 - _BELOW / 2) * 2 / 3 * nyquist
+    return (1 - _BELOW / 2) * 2 / 3 * math.pi / max(config.cell_size)
 
 
 def _checked_edges(edges: Any, config: Config) -> tuple[float, ...]:

@@ -145,7 +145,7 @@ def _closing(distance: Any, where: Any, light: LightCone, s: Array) -> Array:
 
 def _polynomials(t: Array, count: int) -> Array:
     """Chebyshev polynomials of the first kind, with a leading axis."""
-    each = [jnp.ones_like(t), t]
-    while len(each) < count:
-        each.append(2 * t * each[-1] - each[-2])
-    return jnp.stack(each)
+    terms = [jnp.ones_like(t), t]
+    while len(terms) < count:
+        terms.append(2 * t * terms[-1] - terms[-2])
+    return jnp.stack(terms)

@@ -66,8 +66,8 @@ def deposit(piece: Piece, blocks: Any, images: Array, shared: Any, wanted: Array
 
 def _add_up(piece: Piece, zero: Array, blocks: Any, images: Array, shared: Any, wanted: Array) -> Array:
     def put(total: Array, block: Any, image: Array, shared: Any) -> Array:
-        places, values = piece(block, image, shared)
-        return total.at[places].add(values, mode="drop")
+        indices, values = piece(block, image, shared)
+        return total.at[indices].add(values, mode="drop")
 
     def of_image(total: Array, xs: tuple[Array, Array]) -> tuple[Array, None]:
         image, wanted = xs
@@ -90,11 +90,11 @@ def _pull_back(
 
     def pull(sums: Any, block: Any, image: Array, shared: Any) -> Any:
         def values(block: Any, shared: Any) -> tuple[Array, Any]:
-            places, values = piece(block, image, shared)
-            return values, places
+            indices, values = piece(block, image, shared)
+            return values, indices
 
-        _, pull, places = jax.vjp(values, block, shared, has_aux=True)
-        return jax.tree.map(jnp.add, sums, pull(cotangent.at[places].get(mode="fill", fill_value=0)))
+        _, pull, indices = jax.vjp(values, block, shared, has_aux=True)
+        return jax.tree.map(jnp.add, sums, pull(cotangent.at[indices].get(mode="fill", fill_value=0)))
 
     def of_block(ct_shared: Any, xs: tuple[Any, Array]) -> tuple[Any, Any]:
         block, wanted = xs

@@ -65,7 +65,7 @@ def power_of_modes(modes: Float[Array, "2 l m"]) -> Float[Array, " l"]:
 
 def _quadrature(values: Array, nside: int, lmax: int, decomposition: Decomposition | None) -> Array:
     weight = 4 * math.pi / pixel_count(nside)
-    rings = _divided(_whole(_ring_modes(values, nside, lmax), decomposition), decomposition)
+    rings = _divided(_replicated(_ring_modes(values, nside, lmax), decomposition), decomposition)
     return weight * _divided(_legendre(rings, nside, lmax, 0), decomposition)
 
 
@@ -77,7 +77,7 @@ def _divided(x: Array, decomposition: Decomposition | None) -> Array:
     return jax.lax.with_sharding_constraint(x, sharding)
 
 
-def _whole(rings: Array, decomposition: Decomposition | None) -> Array:
+def _replicated(rings: Array, decomposition: Decomposition | None) -> Array:
     """Rings on each device, beside transforms along them, which XLA does not divide."""
     return rings if decomposition is None else jax.lax.with_sharding_constraint(rings, decomposition.replicated)
 
@@ -87,7 +87,7 @@ def synthesise(
 ) -> Float[Array, " pixels"]:
     """The real map with coefficients a_lm, m from 0 to l."""
     rings = _divided(_legendre_transposed(_divided(modes, decomposition), nside, 0), decomposition)
-    return _ring_values(_whole(rings, decomposition), nside)
+    return _ring_values(_replicated(rings, decomposition), nside)
 
 
 def synthesise_spin2(
@@ -102,7 +102,7 @@ def synthesise_spin2(
     # f = sum of (2Y a + conj(-2Y a)) over m > 0, and half of it for m = 0.
     real, difference = (plus + minus) / 2, (plus - minus) / 2
     imaginary = jnp.stack([difference[1], -difference[0]])
-    return jnp.stack([_ring_values(_whole(part, decomposition), nside) for part in (real, imaginary)])
+    return jnp.stack([_ring_values(_replicated(part, decomposition), nside) for part in (real, imaginary)])
 
 
 # --- along rings -------------------------------------------------------------------------------------------
@@ -207,8 +207,8 @@ def _over_rings(rings: Array, layout: tuple[int, int, int]) -> Array:
 
 
 def _over_l(modes: Array, layout: tuple[int, int, int]) -> Array:
-    def add(carry: Any, each: Any) -> tuple[Any, None]:
-        (state, total), (ell, mode) = carry, each
+    def add(carry: Any, row: Any) -> tuple[Any, None]:
+        (state, total), (ell, mode) = carry, row
         state, values = _next(state, ell, layout, modes.dtype)
         return (state, total + mode[:, None] * values[None]), None
 

@@ -74,21 +74,21 @@ def _weights(distance: Array, share: Array, table: GrowthTable, *, shells: Shell
         values = transverse_distance(x, table) / scale_factor_at(x, table) * efficiency(x) * length[:, None] * weight
         return jnp.sum(values, 1), jnp.sum(values * along, 1)
 
-    def each(x: Array, source: Array) -> Array:
+    def efficiency(x: Array, source: Array) -> Array:
         behind = jnp.maximum(source - x, 0)
         return transverse_distance(behind, table) / transverse_distance(source, table)
 
     def of_all(x: Array) -> Array:
         """Efficiency for the sources behind the whole piece."""
         seen = jnp.where(distance[None] >= (low + length)[:, None], share[None], 0)
-        return jnp.sum(seen[:, None] * each(x[..., None], distance[None, None]), axis=-1)
+        return jnp.sum(seen[:, None] * efficiency(x[..., None], distance[None, None]), axis=-1)
 
     # The kernel has a kink at a source: the piece around it is integrated up to the source.
     i = jnp.clip(jnp.searchsorted(low, distance, side="right") - 1, 0, len(low) - 1)
     inside = jnp.where(distance < low[i] + length[i], jnp.maximum(distance - low[i], 0), 0)
-    whole = integrals(low, length, of_all)
-    parts = integrals(low[i], inside, lambda x: share[:, None] * each(x, distance[:, None]))
-    total = first @ whole[0] + slope @ whole[1] + first[:, i] @ parts[0] + slope[:, i] @ parts[1]
+    pieces = integrals(low, length, of_all)
+    parts = integrals(low[i], inside, lambda x: share[:, None] * efficiency(x, distance[:, None]))
+    total = first @ pieces[0] + slope @ pieces[1] + first[:, i] @ parts[0] + slope[:, i] @ parts[1]
     return 1.5 * table.cosmo.Omega_cb / HUBBLE_DISTANCE**2 * total
 
 
@@ -316,10 +316,10 @@ def _rays_block(
     def add(total: Array, shell: tuple[Array, ...]) -> tuple[Array, None]:
         return total + at_rays(*shell), None
 
-    each = (overdensity, *shells)
-    shape = jax.eval_shape(at_rays, *(x[0] for x in each))
+    xs = (overdensity, *shells)
+    shape = jax.eval_shape(at_rays, *(x[0] for x in xs))
     zero = vary(jnp.zeros(shape.shape, shape.dtype), varying_names(overdensity))
-    return jax.lax.scan(add, zero, each)[0]
+    return jax.lax.scan(add, zero, xs)[0]
 
 
 def _interpolate(planes: Array, x: Array, y: Array) -> Array:

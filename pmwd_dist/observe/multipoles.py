@@ -25,6 +25,7 @@ from pmwd_dist.observe.redshift_space import LineOfSight, cosine_moments, direct
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import rfft_block
 from pmwd_dist.pm import fourier, inputs
+from pmwd_dist.pm.potential_factor import largest_wavenumber
 
 _NODES = 2048  # nodes of a spectrum, equidistant in ln k, for linear interpolation
 
@@ -153,8 +154,7 @@ def kaiser_multipoles(
 
 def mesh_nodes(config: Config) -> np.ndarray:
     """Wavenumbers from half the fundamental mode to the corner of the mesh's Nyquist cube [h/Mpc]."""
-    high = math.hypot(*(math.pi * n / length for n, length in zip(config.mesh_shape, config.box_size, strict=True)))
-    return np.geomspace(math.pi / max(config.box_size), 1.001 * high, _NODES)
+    return np.geomspace(math.pi / max(config.box_size), 1.001 * largest_wavenumber(config), _NODES)
 
 
 @partial(jax.jit, static_argnames=("config", "n", "poles"))

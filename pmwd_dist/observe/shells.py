@@ -97,7 +97,8 @@ class Shells(NamedTuple):
     @property
     def nodes(self) -> np.ndarray:
         """Distances at which one shell has all of a mass [Mpc/h]."""
-        return _mean_distance(np.asarray(self.edges[:-1]), np.asarray(self.edges[1:]), self.dimensions)
+        low, high, n = np.asarray(self.edges[:-1]), np.asarray(self.edges[1:]), self.dimensions
+        return (high ** (n + 1) - low ** (n + 1)) / (high**n - low**n) * n / (n + 1)  # means at constant density
 
     @property
     def _ends(self) -> np.ndarray:
@@ -116,13 +117,10 @@ class Shells(NamedTuple):
         index = np.arange(len(self.edges) - 1).reshape(-1, *(1,) * x.ndim)
         if self.assignment == "nearest":
             return (np.searchsorted(self.edges, x, side="right") - 1 == index).astype(float)
-        share = np.maximum(1 - np.abs(np.interp(x, self.nodes, index.ravel()) - index), 0)
-        return share * np.interp(x, *self._fading) if fading else share
-
-    @property
-    def _fading(self) -> tuple[np.ndarray, np.ndarray]:
         nodes = self.nodes
-        return np.array([self.edges[0], nodes[0], nodes[-1], self.edges[-1]]), np.array([0.0, 1.0, 1.0, 0.0])
+        share = np.maximum(1 - np.abs(np.interp(x, nodes, index.ravel()) - index), 0)
+        ends = self.edges[0], nodes[0], nodes[-1], self.edges[-1]
+        return share * np.interp(x, ends, (0.0, 1.0, 1.0, 0.0)) if fading else share
 
     @property
     def volumes(self) -> np.ndarray:
@@ -160,13 +158,8 @@ class Shells(NamedTuple):
 
 def _passed(x: Array, nodes: Sequence[float] | np.ndarray) -> Array:
     """Fractional number of intervals between nodes below x, without gathers, whose derivatives would be scatters."""
-    each = (jnp.clip((x - low) / (high - low), 0, 1) for low, high in itertools.pairwise(map(float, nodes)))
-    return sum(each, jnp.zeros_like(x))
-
-
-def _mean_distance(low: np.ndarray, high: np.ndarray, n: int) -> np.ndarray:
-    """Mean distance of a constant density."""
-    return (high ** (n + 1) - low ** (n + 1)) / (high**n - low**n) * n / (n + 1)
+    parts = (jnp.clip((x - low) / (high - low), 0, 1) for low, high in itertools.pairwise(map(float, nodes)))
+    return sum(parts, jnp.zeros_like(x))
 
 
 @dataclass(frozen=True, init=False)

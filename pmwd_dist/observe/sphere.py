@@ -204,12 +204,12 @@ def _piece(
     device, within = pixels // pixels_per_device, pixels % pixels_per_device
     mine = seen & (within // width == turn.astype(jnp.int32))
     size = (len(cone.edges) - 1) * pixel_count(cone.nside) // passes
-    places, masses = [], []
+    indices, masses = [], []
     for shell, part in _shares(index, total_share, cone):
         place = (shell[..., None] * (pixel_count(cone.nside) // pixels_per_device) + device) * width + within % width
-        places.append(jnp.where(mine, place, size))
+        indices.append(jnp.where(mine, place, size))
         masses.append(jnp.where(mine, part[..., None] * mass, 0))
-    return jnp.concatenate(places, -1), jnp.concatenate(masses, -1)
+    return jnp.concatenate(indices, -1), jnp.concatenate(masses, -1)
 
 
 def _distance(where: tuple[Array, Path, Array], s: Array) -> Array:

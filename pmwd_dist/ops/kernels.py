@@ -51,8 +51,7 @@ def native_targets(
         del x, mesh
         return None if cuda_unavailable_reason() else attributes(**params)
 
-    places = in_place or {}
     return {
-        "cpu": Target(target, on_cpu, in_place=places, single=bool(places)),
-        "CUDA": Target(target, on_gpu, cuda_scratch, places),
+        "cpu": Target(target, on_cpu, in_place=in_place or {}, single=bool(in_place)),
+        "CUDA": Target(target, on_gpu, cuda_scratch, in_place or {}),
     }

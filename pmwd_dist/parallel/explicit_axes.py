@@ -64,8 +64,8 @@ def _moved(tree: Any, mesh: Mesh, spec: Callable[[Any], PartitionSpec]) -> Any:
     """The arrays on a mesh of the same devices with other types of axes."""
 
     def move(x: Any) -> Any:
-        there = getattr(getattr(x, "sharding", None), "mesh", None)
-        same = there is not None and there.axis_names == mesh.axis_names
+        current = getattr(getattr(x, "sharding", None), "mesh", None)
+        same = current is not None and current.axis_names == mesh.axis_names
         return jax.device_put(x, NamedSharding(mesh, spec(x))) if same else x
 
     return jax.tree.map(move, tree)

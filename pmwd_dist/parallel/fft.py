@@ -128,15 +128,10 @@ def _over_blocks(
     *,
     inverse: bool = False,
 ) -> Array:
-    """Apply a transform of blocks to a whole array."""
+    """Apply a transform of blocks to a whole array, and a factor."""
     real, spectrum = decomposition.spec, decomposition.spectrum_spec
-    specs = (spectrum, real) if inverse else (real, spectrum)
-    return over_blocks(x, _transformed, (transform, arguments, factor), decomposition, specs)
-
-
-def _transformed(block: Array, transform: Callable[..., Array], arguments: Any, factor: float, division: Any) -> Array:
-    block = transform(block, *arguments, division)
-    return block if factor == 1 else block * factor
+    out = over_blocks(x, transform, arguments, decomposition, (spectrum, real) if inverse else (real, spectrum))
+    return out if factor == 1 else out * factor
 
 
 def _factor(shape: Shape3, norm: Norm, *, inverse: bool = False) -> float:

@@ -107,11 +107,17 @@ def solve(mesh: Array, config: Config, factor: Table | None = None) -> list[Arra
     decomposition, nz, dtype = config.decomposition, config.mesh_shape[2], mesh.dtype
     if config.gradient == "spectral":
         modes, fields = rfft_block(mesh, decomposition), list[Array]()
-        for kernel in _spectral_kernels(config, dtype, factor):
-            fields.append(irfft_block(scaled_by_i(modes, kernel), nz, decomposition))
+        greens_function = _greens_function(config, dtype, factor)
+        for k in fourier.wavevectors(config.mesh_shape, config, dtype, odd=True):
+            fields.append(irfft_block(scaled_by_i(modes, k * greens_function), nz, decomposition))
             modes, fields = sequence_after(modes, fields)
         return fields
-    return [filtered_block(mesh, partial(_potential_kernel, config, dtype, factor), decomposition)]
+
+    def response() -> Array:
+        """Green's function with the sign of -phi, divided by the CIC windows of paint and read."""
+        return _greens_function(config, dtype, factor) * fourier.cic_window(config.mesh_shape, config, dtype, power=-2)
+
+    return [filtered_block(mesh, response, decomposition)]
 
 
 def padded_force(config: Config, halo: int, *meshes: Array) -> Array:
@@ -134,14 +140,3 @@ def _greens_function(config: Config, dtype: Any, factor: Table | None) -> Array:
     else:
         inverse = fourier.inverse_force_laplacian(shape, lattice, config, dtype)
     return window * inverse / config.particles_per_cell
-
-
-def _potential_kernel(config: Config, dtype: Any, factor: Table | None) -> Array:
-    """Green's function with the sign of -phi, divided by the CIC windows of paint and read."""
-    return _greens_function(config, dtype, factor) * fourier.cic_window(config.mesh_shape, config, dtype, power=-2)
-
-
-def _spectral_kernels(config: Config, dtype: Any, factor: Table | None) -> list[Array]:
-    """Factors from painted modes to the components of -grad phi, divided by i."""
-    greens_function = _greens_function(config, dtype, factor)
-    return [k * greens_function for k in fourier.wavevectors(config.mesh_shape, config, dtype, odd=True)]

@@ -23,10 +23,11 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import scaled
 from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.derivatives import value_and_jacobian
-from pmwd_dist.config import Config
+from pmwd_dist.config import Config, Vector3
 from pmwd_dist.cosmology import linear_power as linear
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to, parameters_of
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters
+from pmwd_dist.parallel.decomposition import Shape3
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import irfft_block, rfft_block
 from pmwd_dist.parallel.inputs import numbers
@@ -157,10 +158,15 @@ def _transfer(name: str | None) -> str:
 
 
 def power_nodes(config: Config) -> np.ndarray:
-    """Wavenumbers of the table of P(k) [h/Mpc], from the fundamental mode to the corner of the lattice."""
-    low = 2 * math.pi / max(config.box_size)
-    high = math.hypot(*(math.pi * n / b for n, b in zip(config.particle_shape, config.box_size, strict=True)))
-    return np.geomspace(low * 0.999, max(high, 2 * low) * 1.001, _TABLE)
+    """Wavenumbers of the table of P(k) [h/Mpc]."""
+    return np.geomspace(*wavenumber_range(config.particle_shape, config.box_size), _TABLE)
+
+
+def wavenumber_range(lattice: Shape3, box_size: Vector3) -> tuple[float, float]:
+    """Fundamental mode and corner of the Nyquist cube of a lattice [h/Mpc], with a margin."""
+    low = 2 * math.pi / max(box_size)
+    high = math.hypot(*(math.pi * n / length for n, length in zip(lattice, box_size, strict=True)))
+    return low * 0.999, max(high, 2 * low) * 1.001
 
 
 def _of_function(linear_power: Callable[[Array], Array], k: np.ndarray) -> Array:

@@ -34,7 +34,7 @@ def tabulate(factor: PotentialFactor, a: Float[Array, ""], config: Config) -> Ta
       ValueError: the factor returns another shape than the wavenumbers have.
     """
     nodes = np.maximum(np.arange(_INTERVALS + 1), 1) / _INTERVALS  # k = 0 is never used
-    k = jnp.asarray(_largest_wavenumber(config) * nodes**2, a.dtype)
+    k = jnp.asarray(largest_wavenumber(config) * nodes**2, a.dtype)
     values = factor(k, a)
     if jnp.shape(values) not in ((), k.shape):
         constraint = f"returns an array of shape {jnp.shape(values)} for k of shape {k.shape} and a number a"
@@ -61,12 +61,12 @@ def in_cosmology(factor: PotentialFactor | None, table: GrowthTable) -> Potentia
 def on_modes(table: Table, config: Config, shape: Shape3 | None = None) -> Float[Array, "nx ny nk"]:
     """Factor at the modes of the local block of the spectrum, of the mesh or another shape; inside shard_map."""
     k2 = fourier.k_squared(config.mesh_shape if shape is None else shape, config, table.dtype)
-    x = _INTERVALS * jnp.sqrt(jnp.sqrt(k2) / _largest_wavenumber(config))
+    x = _INTERVALS * jnp.sqrt(jnp.sqrt(k2) / largest_wavenumber(config))
     index = jnp.minimum(x.astype(jnp.int32), _INTERVALS - 1)
     low, high = rows(table, index), rows(table, index + 1)
     return low + (x - index) * (high - low)
 
 
-def _largest_wavenumber(config: Config) -> float:
+def largest_wavenumber(config: Config) -> float:
     """Largest wavenumber of the mesh [h/Mpc]."""
     return math.hypot(*(math.pi / cell for cell in config.cell_size))

@@ -141,9 +141,9 @@ def _columns(files: Sequence[Path], header: SnapshotHeader) -> dict[int, list[Co
     found: dict[int, list[Column]] = {}
     for path in files:
         with opened(path) as file:
-            there = read_counts(file, "NumPart_ThisFile")
+            counts = read_counts(file, "NumPart_ThisFile")
             for kind in (
-                kind for kind in range(len(header.counts)) if any(there[kind : kind + 1]) and kind not in found
+                kind for kind in range(len(header.counts)) if any(counts[kind : kind + 1]) and kind not in found
             ):
                 found[kind] = [column for column in (POSITIONS, MASSES) if has_array(file, kind, column)]
     return {kind: found[kind] for kind in sorted(found) if POSITIONS in found[kind]}

@@ -91,17 +91,13 @@ def read_particles(files: Sequence[Path], header: SnapshotHeader, sites: Sites, 
 
     with raise_on_all_processes():
         particles = Particles(array(POSITIONS), array(VELOCITIES))
-    if missing := int(jax.jit(_missing, out_shardings=config.decomposition.replicated)(particles.disp)):
+    count = jax.jit(lambda disp: jnp.isnan(disp[..., 0]).sum(), out_shardings=config.decomposition.replicated)
+    if missing := int(count(particles.disp)):
         raise ValueError(
             f"{files[0]}: {missing} sites of the lattice of {config.particle_shape} lack particles, and others have "
             f"several: {_ROUNDED if sites.column is None else 'some IDs are there twice'}"
         )
     return particles
-
-
-def _missing(disp: jax.Array) -> jax.Array:
-    """Number of sites without a particle."""
-    return jnp.isnan(disp[..., 0]).sum()
 
 
 def check_memory(path: Path, config: Config) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -20,7 +19,7 @@ from pmwd_dist.pm.paint import halo_limit
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.potential_factor import PotentialFactor, in_cosmology, kick_time, tabulate
 from pmwd_dist.pm.solvers.bullfrog import bullfrog
-from pmwd_dist.pm.solvers.coefficients import Coefficients, rates
+from pmwd_dist.pm.solvers.coefficients import Coefficients, Formula, rates
 from pmwd_dist.pm.solvers.fastpm import fastpm
 from pmwd_dist.pm.solvers.leapfrog import leapfrog
 from pmwd_dist.pm.status import Code, Status, failure, successful
@@ -64,22 +63,6 @@ class ParticleMesh(diffrax.AbstractTerm[Any, Any]):
         return jax.tree.map(lambda v: (v * control).astype(v.dtype), vf)
 
 
-class EndpointInterpolation(diffrax.LocalLinearInterpolation):
-    """Linear interpolation, exact at both ends: a snapshot at the end of a step is its state."""
-
-    def evaluate(self, t0: Any, t1: Any = None, left: bool = True) -> Any:
-        """State at t0, or the change from t0 to t1."""
-        if t1 is not None:
-            return jax.tree.map(jnp.subtract, self.evaluate(t1), self.evaluate(t0))
-        between = (t0 - self.t0) / (self.t1 - self.t0)
-
-        def one(y0: Array, y1: Array) -> Array:
-            inside = y0 + between.astype(y0.dtype) * (y1 - y0)
-            return jnp.where(t0 == self.t1, y1, jnp.where(t0 == self.t0, y0, inside))
-
-        return jax.tree.map(one, self.y0, self.y1)
-
-
 class SplitSolver(diffrax.AbstractSolver[Any]):
     """Base of the drift-kick-drift solvers, which differ in `coefficients` and accuracy only.
 
@@ -88,12 +71,9 @@ class SplitSolver(diffrax.AbstractSolver[Any]):
     leaves the particles unchanged; the status is the state of the solver.
     """
 
+    coefficients: ClassVar[Any]  # function of (table, lower, upper): coefficients between two scale factors
     term_structure: ClassVar = ParticleMesh
-    interpolation_cls: ClassVar[Callable[..., EndpointInterpolation]] = EndpointInterpolation
-
-    @abc.abstractmethod
-    def coefficients(self, table: GrowthTable, lower: Array, upper: Array) -> Coefficients:
-        """Coefficients of the step between two scale factors."""
+    interpolation_cls: ClassVar[Callable[..., diffrax.LocalLinearInterpolation]] = diffrax.LocalLinearInterpolation
 
     def order(self, terms: Any) -> int:
         """Order of convergence."""
@@ -142,25 +122,19 @@ class SplitSolver(diffrax.AbstractSolver[Any]):
 class BullFrog(SplitSolver):
     """Steps in growth time with 2LPT-consistent kicks (Rampf, List & Hahn 2024, arXiv:2409.19049)."""
 
-    def coefficients(self, table: GrowthTable, lower: Array, upper: Array) -> Coefficients:
-        """Coefficients of the step between two scale factors."""
-        return bullfrog(table, lower, upper)
+    coefficients: ClassVar[Formula] = staticmethod(bullfrog)
 
 
 class FastPM(SplitSolver):
     """Steps in growth time with Zel'dovich-consistent kicks (Feng et al. 2016, as in Rampf, List & Hahn 2024)."""
 
-    def coefficients(self, table: GrowthTable, lower: Array, upper: Array) -> Coefficients:
-        """Coefficients of the step between two scale factors."""
-        return fastpm(table, lower, upper)
+    coefficients: ClassVar[Formula] = staticmethod(fastpm)
 
 
 class LeapFrog(SplitSolver):
     """Steps with the exact integrals of drift and kick (Quinn et al. 1997), halved in growth time."""
 
-    def coefficients(self, table: GrowthTable, lower: Array, upper: Array) -> Coefficients:
-        """Coefficients of the step between two scale factors."""
-        return leapfrog(table, lower, upper)
+    coefficients: ClassVar[Formula] = staticmethod(leapfrog)
 
 
 SOLVERS: dict[str, type[SplitSolver]] = {"bullfrog": BullFrog, "fastpm": FastPM, "leapfrog": LeapFrog}

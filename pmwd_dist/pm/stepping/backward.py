@@ -69,10 +69,8 @@ def evolve_vjp(
             at = Epoch(a0, start), Epoch(a, at_end(kicked, step, config)), floating
             sums = Epoch(ct_a0, jax.tree.map(jnp.zeros_like, ct)), Epoch(ct_a, ct), ct_args
             (ct_a0, direct), (ct_a, ct), ct_args = pull(accumulate, good, at, cotangents.accumulated, sums)
-        entry = Entry(potentials, slot)
-        kicked, ct, by_coefficient = _step_vjp(
-            step, last_before, good, with_cotangents(kicked, ct), factor, entry, config
-        )
+        state, entry = with_cotangents(kicked, ct), Entry(potentials, slot)
+        kicked, ct, by_coefficient = _step_vjp(step, last_before, good, state, factor, entry, config)
         ct = ct if direct is None else jax.tree.map(jnp.add, ct, direct)
         return (kicked, ct, ct_args), (by_coefficient, ct_a0, ct_a)
 

@@ -19,10 +19,10 @@ from pmwd_dist._files import open_regular
 from pmwd_dist._memory import available_memory, size
 from pmwd_dist.io.snapshot import content
 from pmwd_dist.run.settings import Settings, SettingsError
-from pmwd_dist.run.settings.writing import printable, toml_value
+from pmwd_dist.run.settings.writing import one_line, toml_value
 
 NOISE = "noise.file"
-_MOST_NAMES, _LONGEST = 8, 200  # names that a message lists, and its characters
+_MOST_NAMES = 8  # names that a message lists
 Shape = tuple[int, ...]
 
 
@@ -36,7 +36,7 @@ def read_files(files: Mapping[str, str], *shapes: Shape) -> tuple[dict[str, np.n
         except OSError as error:
             problems.append(f"{key} = {toml_value(value)}: {error.strerror or 'not readable'}")
         except ValueError as error:
-            problems.append(f"{key} = {toml_value(value)}: {_one_line(str(error))}")
+            problems.append(f"{key} = {toml_value(value)}: {one_line(error)}")
     return arrays, problems
 
 
@@ -160,8 +160,3 @@ def _of_zarr(store: Path, array: str, wanted: tuple[Shape, ...]) -> np.ndarray:
 def _names(names: Iterable[str]) -> str:
     found = list(names)
     return ", ".join(found[:_MOST_NAMES]) + (", ..." if len(found) > _MOST_NAMES else "") or "none"
-
-
-def _one_line(text: str) -> str:
-    line = printable(" ".join(text.split()))
-    return line if len(line) <= _LONGEST else line[: _LONGEST - 3] + "..."

@@ -123,7 +123,7 @@ class InferenceJob(Job):
         config, likelihood = self.simulation.config, self.settings.likelihood
         if likelihood.kind == "lensing":
             return None
-        nyquist = min(math.pi * n / length for n, length in zip(config.mesh_shape, config.box_size, strict=True))
+        nyquist = math.pi / max(config.cell_size)
         return min(nyquist, likelihood.k_max or nyquist)
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 
@@ -11,9 +10,9 @@ import numpy as np
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import read_text
 from pmwd_dist.cosmology.linear_power import TRANSFERS
-from pmwd_dist.pm.modes import check_table
+from pmwd_dist.pm.modes import check_table, wavenumber_range
 from pmwd_dist.run.settings.simulation_sections import Box
-from pmwd_dist.run.settings.writing import printable
+from pmwd_dist.run.settings.writing import one_line, printable
 
 _LARGEST = 64_000_000  # bytes of a table
 _EXPONENT = re.compile(r"(?<=[0-9.])[dD](?=[+-]?[0-9])")
@@ -41,7 +40,7 @@ def read_table(path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         table = np.loadtxt(lines, ndmin=2, delimiter="," if "," in lines[0] else None)
     except ValueError as error:
-        raise wrong(f"doesn't hold numbers only: {_one_line(error)}") from None
+        raise wrong(f"doesn't hold numbers only: {one_line(error)}") from None
     if table.shape[1] < 2:
         raise wrong(f"has {table.shape[1]} column; k [h/Mpc] and P(k) [(Mpc/h)^3] are needed")
     return table[:, 0], table[:, 1]
@@ -65,7 +64,7 @@ def _lines(text: str) -> list[str]:
 def find_table_problems(file: str, box: Box) -> list[str]:
     """Problems of a table for this box."""
     prefix = f'cosmology.linear_power = "{printable(file)}": '
-    low, high = _range(box)
+    low, high = wavenumber_range(box.particles or box.mesh, box.size)
     try:
         k, power = read_table(Path(file))
         check_table(k, power, low, high)
@@ -76,17 +75,5 @@ def find_table_problems(file: str, box: Box) -> list[str]:
     except ArgumentError as error:
         return [prefix + error.reason]
     except ValueError as error:
-        return [f"{prefix}can't be read: {_one_line(error)}"]
+        return [f"{prefix}can't be read: {one_line(error)}"]
     return []
-
-
-def _range(box: Box) -> tuple[float, float]:
-    """Fundamental mode and corner of the particles' Nyquist cube [h/Mpc]."""
-    shape = box.particles or box.mesh
-    low = 2 * math.pi / max(box.size)
-    high = math.hypot(*(math.pi * n / length for n, length in zip(shape, box.size, strict=True)))
-    return low * 0.999, max(high, 2 * low) * 1.001
-
-
-def _one_line(error: Exception) -> str:
-    return printable(" ".join(str(error).split()).rstrip(".").rstrip(";"))

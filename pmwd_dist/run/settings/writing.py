@@ -28,7 +28,9 @@ def to_toml(settings: Settings, *, comments: bool = False) -> str:
     """TOML text of these settings, on request with a comment on each key."""
     parts = ((name, model, settings.section(name)) for name, model in type(settings).sections.items())
     return "\n".join(
-        _absent(name, model) if section is None else _section(name, section, comments)
+        "".join(f"#{line}\n" for line in _section(name, _examples(model), comments=True).splitlines())
+        if section is None
+        else _section(name, section, comments)
         for name, model, section in parts
         if section is not None or comments
     )
@@ -62,11 +64,6 @@ def _section(name: str, section: Section, comments: bool) -> str:
         elif comments:
             lines.append(f"# {key} = {toml_value((field.examples or [None])[0])}")
     return "\n".join(lines) + "\n"
-
-
-def _absent(name: str, model: type[Section]) -> str:
-    """An optional section as comments, with its defaults and examples."""
-    return "".join(f"#{line}\n" for line in _section(name, _examples(model), comments=True).splitlines())
 
 
 def _first_lower(text: str | None) -> str:
@@ -107,6 +104,12 @@ def argument_problem(error: ArgumentError, path: str) -> str:
     value = "" if error.value is None else f" = {toml_value(error.value)}"
     along = "" if error.axis is None else f" along {'xyz'[error.axis]}"
     return f"{path}{value}{along}: {error.reason}"
+
+
+def one_line(error: Exception) -> str:
+    """Message of an error on one line, at most 200 characters of it, without its last full stop."""
+    line = printable(" ".join(str(error).split()).rstrip(".;"))
+    return line if len(line) <= 200 else line[:197] + "..."
 
 
 def printable(text: str) -> str:

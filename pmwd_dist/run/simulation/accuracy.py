@@ -161,8 +161,7 @@ def convergence_warning(simulation: SimulationSetup, gravity: str, compared: flo
     config = simulation.config
     if gravity == "linear":
         return None
-    cell = max(length / n for length, n in zip(config.box_size, config.mesh_shape, strict=True))
-    limit = math.pi / max(_spacing(config), cell if gravity == "nbody" else 0) / 2
+    limit = math.pi / max(_spacing(config), max(config.cell_size) if gravity == "nbody" else 0) / 2
     if compared > limit * (1 + 1e-6):
         problem = f"the model has converged at most up to k = {limit:.2g} h/Mpc, half the Nyquist frequency"
     elif gravity == "nbody":

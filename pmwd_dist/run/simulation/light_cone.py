@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from pmwd_dist.config import Config
 from pmwd_dist.observe.angular_power import AngularPower, angular_power, limber_power
@@ -44,13 +43,9 @@ def empty(cone: LightCone) -> Array:
 
 def shells_like(cone: LightCone) -> jax.ShapeDtypeStruct:
     """Shape, type and sharding of the shells of a light cone."""
-    decomposition, count = cone.config.decomposition, len(cone.edges) - 1
-    if isinstance(cone, FlatSkyLightCone):
-        shape, spec = (count, *cone.pixels), decomposition.spectrum_spec
-    else:
-        shape, spec = (count, pixel_count(cone.nside)), P(None, decomposition.names or None)
-    dtype = np.dtype(jnp.result_type(float))
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(decomposition.mesh, spec))
+    pixels = cone.pixels if isinstance(cone, FlatSkyLightCone) else (pixel_count(cone.nside),)
+    sharding = NamedSharding(cone.config.decomposition.mesh, cone.spec)
+    return jax.ShapeDtypeStruct((len(cone.edges) - 1, *pixels), np.dtype(jnp.result_type(float)), sharding=sharding)
 
 
 @partial(jax.jit, static_argnames=("cone", "config"), donate_argnames=("particles", "shells"))
@@ -65,9 +60,8 @@ def advance_and_see(
 ) -> tuple[Moved, Array]:
     """One step of `host.advance`, and the shells with the particles that the light cone crosses in it.
 
-    The halo of the config is for forces; the light cone has a halo of its own.
-
-    Particles and shells are donated. `motion` is the rest of the state of the step, with particles=().
+    The halo of the config is for forces; the light cone has a halo of its own. Particles and shells are donated;
+    `motion` is the rest of the state of the step, with particles=().
     """
     before = motion._replace(particles=particles)
     after = host.advance(before, schedule, done, config)

@@ -276,14 +276,14 @@ def _noise_text(settings: SimulationSettings) -> str:
 
 def memory_problem(plan: SimulationJob) -> tuple[str | None, str | None]:
     """Error message if the run can't fit into memory, and warning if it may not."""
-    config, cone, there = plan.simulation.config, plan.simulation.light_cone, resources.room()
+    config, cone, memory = plan.simulation.config, plan.simulation.light_cone, resources.room()
     stage, arrays = "particles and mesh", least_memory(config)
-    if there.needed(arrays, config) <= there.total:  # else nothing is compiled
+    if memory.needed(arrays, config) <= memory.total:  # else nothing is compiled
         stage, arrays = max(plan.stages.items(), key=itemgetter(1))
-    need = there.needed(arrays, config)
-    text = f"the run needs about {size(need)} of memory in {stage} and {there.where} has "
-    if need <= there.total:
-        return None, None if need <= there.free else f"{text}{size(there.free)} free: it may be killed"
+    need = memory.needed(arrays, config)
+    text = f"the run needs about {size(need)} of memory in {stage} and {memory.where} has "
+    if need <= memory.total:
+        return None, None if need <= memory.free else f"{text}{size(memory.free)} free: it may be killed"
     remedies = [f"set {pool}"] if (pool := resources.larger_pool(arrays)) else []
     count = None
     if stage == "a step" and cone is not None:
@@ -292,12 +292,12 @@ def memory_problem(plan: SimulationJob) -> tuple[str | None, str | None]:
         remedies.append("use fewer observe.bispectrum.shells")
     else:
         remedies += ["use time.lpt_order = 2"] if stage == "the initial conditions" and config.lpt_order == 3 else []
-        if not there.processes:
+        if not memory.processes:
             displacement, least = linear_displacement(plan.simulation), config.decomposition.size + 1
-            count = enough_devices(config, displacement, there.total, least)
+            count = enough_devices(config, displacement, memory.total, least)
     remedies.append("use a smaller mesh")
-    remedies.append(f"{count} such devices" if count else f"more {'machines' if there.processes else 'devices'}")
-    return f"box.mesh: {text}{size(there.total)}; {', '.join(remedies[:-1])}, or {remedies[-1]}", None
+    remedies.append(f"{count} such devices" if count else f"more {'machines' if memory.processes else 'devices'}")
+    return f"box.mesh: {text}{size(memory.total)}; {', '.join(remedies[:-1])}, or {remedies[-1]}", None
 
 
 def _observed(plan: SimulationJob) -> list[str]:
