@@ -29,13 +29,7 @@ Vector3 = tuple[float, float, float]
 def force_transpose(
     disp: Float[Array, "px py pz 3"], weight: Float[Array, "px py pz 3"], geometry: Geometry, cell_size: Vector3
 ) -> Float[Array, "ux uy uz"]:
-    """Pull the cotangents of a force back to the potential.
-
-    Args:
-      disp: displacements of the particles where the force acts.
-      weight: cotangents of the force.
-      geometry: geometry of the lattice and the mesh of the force.
-      cell_size: sides of a cell.
+    """Pull the cotangents of a force, the weights of the particles where it acts, back to the potential.
 
     Returns:
       The cotangent of the potential, with WIDTH cells more than the mesh on each side of an axis that isn't periodic.

@@ -60,13 +60,7 @@ def kick_drift(
 ) -> tuple[Float[Array, "px py pz 3"], Float[Array, "px py pz 3"], Float[Array, ""]]:
     """Kick by the force that is read from a mesh, then drift twice.
 
-    Args:
-      disp: displacements from the lattice.
-      momenta: momenta as integers in the bits of floats, see `ops.momenta`.
-      fields: force on the mesh.
-      coefficients: coefficients of the step.
-      geometry: geometry of lattice and mesh.
-      resolution: spacing q of the displacements.
+    `fields` is the force on the mesh, and `resolution` the spacing of the displacements.
 
     Returns:
       Displacements, momenta, and the largest absolute component of the displacements, NaN if one is NaN.

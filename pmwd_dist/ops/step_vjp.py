@@ -81,14 +81,8 @@ def undo_kick(
 ) -> tuple[Float[Array, "px py pz 3"], Float[Array, "px py pz 3"], Float[Array, "px py pz 3"], Float[Array, 3]]:
     """Reverse a kick, and pull cotangents back through the drift after it and the slopes of the force.
 
-    Args:
-      disp: displacements of the particles where the force acts.
-      momenta: integer momenta after the kick.
-      ct_disp: cotangents of the displacements after the drift at the end.
-      ct_vel: cotangents of the momenta after the drift at the end.
-      fields: force on the mesh.
-      coefficients: coefficients of the kick.
-      geometry: geometry of lattice and mesh.
+    Force and displacements are those at the kick, integer momenta the ones after it, and cotangents the ones after the
+    drift at the end.
 
     Returns:
       The integer momenta before the kick; cotangents of the displacements, without the part through the mesh;
@@ -114,15 +108,8 @@ def undo_drift(
 ) -> tuple[Float[Array, "px py pz 3"], Float[Array, "px py pz 3"], Float[Array, "px py pz 3"], Float[Array, 1]]:
     """Add the cotangents through the mesh, pull all back through a drift, and reverse it and the drift before.
 
-    Args:
-      disp: displacements of the particles where the force acts.
-      momenta: integer momenta before the kick.
-      ct_disp: cotangents of the displacements, from `undo_kick`.
-      ct_vel: cotangents of the momenta, from `undo_kick`.
-      field: cotangent of the painted mesh.
-      coefficients: coefficients of the drifts.
-      geometry: geometry of lattice and mesh.
-      resolution: spacing q of the displacements.
+    Displacements are those where the force acts, integer momenta the ones before the kick, and cotangents of the
+    particles from `undo_kick`; `field` is the cotangent of the painted mesh.
 
     Returns:
       Displacements before both drifts, cotangents before the first drift, and the sum over the particles of the
@@ -145,14 +132,8 @@ def undo_drift_and_kick(
 ) -> tuple[Array, Array, Array, Array, Float[Array, 4]]:
     """`undo_drift`, and then `undo_kick` of the step before, in one pass over the particles.
 
-    Args:
-      particles: displacements, integer momenta, and cotangents of both.
-      field: cotangent of the painted mesh.
-      fields: force of the step before on the mesh.
-      drift: coefficients of the drifts.
-      kick: coefficients of the kick of the step before.
-      geometry: geometry of lattice and mesh.
-      resolution: spacing q of the displacements.
+    `particles` are displacements, integer momenta and cotangents of both, `field` the cotangent of the painted mesh,
+    and `fields` the force of the step before.
 
     Returns:
       Displacements after the kick, integer momenta before it, cotangents as from `undo_kick`, and the sum of

@@ -47,13 +47,8 @@ def paint_sums(
 ) -> Int[Array, "batch mx my zz"]:
     """Paint particles onto a block, as `paint` does, to integer sums.
 
-    Args:
-      disp: displacements of the particles.
-      weight: weights by particle and mask.
-      bound: upper bound of all weights, which fixes the units of the sums.
-      geometry: geometry of lattice and mesh.
-      masks: masks of the weights.
-      bits: bits of a contribution, from `contribution_bits`.
+    `bound` is an upper bound of all weights, which fixes the unit of the sums, and `bits` those of a contribution, from
+    `contribution_bits`.
 
     Returns:
       The sums; all invalid if a position is not finite, a particle lies beyond the block, or the bound is not finite.
