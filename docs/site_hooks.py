@@ -67,7 +67,8 @@ def settings() -> Iterator[str]:
 def _sections(models: dict[str, type[BaseModel]]) -> Iterator[str]:
     for name, model in models.items():
         yield f"### `[{name}]`\n\n{(model.__doc__ or '').strip()}\n"
-        yield "| key | meaning | default |\n|---|---|---|"
+        if model.model_fields:
+            yield "| key | meaning | default |\n|---|---|---|"
         for key, field in model.model_fields.items():
             text = "; ".join([field.description or "", *_bounds(field)]).replace("|", "\\|").replace("<", "&lt;")
             yield f"| `{key}` | {text} | {_default(field)} |"
