@@ -39,7 +39,7 @@ from pmwd_dist.infer.chain.chain import (
     restored_numbers,
     unpack,
 )
-from pmwd_dist.infer.chain.diagnostics import step_errors
+from pmwd_dist.infer.chain.diagnostics import LARGEST_BIAS, LARGEST_REMAINDER, step_errors
 from pmwd_dist.infer.chain.folder import ChainFolder, chain_of, identity_of
 from pmwd_dist.infer.chain.progress import is_shown, with_bar
 from pmwd_dist.infer.lensing import Convergence
@@ -237,7 +237,8 @@ class _Chains:
         if over or len(chunks) & (len(chunks) - 1):
             return None
         chain = chain_of(chunks, to_host(run.moments)._asdict(), Restarts())
-        errors, slopes = step_errors(chain, self.energy_variance), dict.fromkeys(chain.parameters, 0.0)
+        most = LARGEST_REMAINDER if restarts.times else LARGEST_BIAS
+        errors, slopes = step_errors(chain, self.energy_variance, most), dict.fromkeys(chain.parameters, 0.0)
         biased = bool(errors.biased) and not errors.unstable and not errors.unmixed
         if biased:
             slopes = discretisation_bias.estimate(chain, self.posterior.model.priors)
