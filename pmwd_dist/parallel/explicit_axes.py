@@ -65,8 +65,11 @@ def _moved(tree: Any, mesh: Mesh, spec: Callable[[Any], PartitionSpec]) -> Any:
 
     def move(x: Any) -> Any:
         current = getattr(getattr(x, "sharding", None), "mesh", None)
-        same = current is not None and current.axis_names == mesh.axis_names
-        return jax.device_put(x, NamedSharding(mesh, spec(x))) if same else x
+        if current is None or current.axis_names != mesh.axis_names:
+            return x
+        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):  # which `device_put` does not put on other processes
+            return jax.random.wrap_key_data(move(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+        return jax.device_put(x, NamedSharding(mesh, spec(x)))
 
     return jax.tree.map(move, tree)
 

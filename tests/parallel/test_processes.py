@@ -79,8 +79,9 @@ distributed.initialize()
 distributed.initialize()  # a second call does nothing
 assert jax.process_count() == 2 and jax.local_device_count() == 1 and jax.device_count() == 2
 assert distributed.is_main() == (jax.process_index() == 0) == (world.Get_rank() == 0)
-layout = pmd.Decomposition()
-power, gradient = test_processes.simulate(layout)
+layout = pmd.Decomposition(mesh=jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,)))
+with jax.set_mesh(layout.mesh):
+    power, gradient = test_processes.simulate(layout)
 whole = np.arange(8.0**3).reshape(8, 8, 8)
 gathered = distributed.gather(jax.jit(lambda: jax.numpy.asarray(whole), out_shardings=layout.sharding)())
 assert (gathered == whole).all() if distributed.is_main() else gathered is None
@@ -157,7 +158,7 @@ def launch(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_two_processes_on_nodes_of_their_own_agree_with_one(tmp_path: Path) -> None:
-    """While messages of the user are open, which do not meet ours. They leave in silence."""
+    """On Explicit axes, while messages of the user are open, which do not meet ours. They leave in silence."""
     done = launch(tmp_path, SCRIPT)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     power, gradient = simulate(pmd.Decomposition(pdims=(1, 1)))
