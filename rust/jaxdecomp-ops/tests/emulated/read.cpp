@@ -5,7 +5,7 @@ using namespace unit;
 
 void read_once(unsigned seed) {
     Random random{std::mt19937_64(seed)};
-    Geometry g = lattice<Geometry>(random, seed, NUM, DEN, 20);
+    Geometry g = lattice<Geometry>(random, seed, NUM, DEN, 15);
     const size_t count = particles(g);
     const int weights = REDUCTION == 1 ? K : REDUCTION == 2 ? FIELDS : 0;
     Buffer<Real> disp = displacements<Real>(random, g, 1 / 1024.), fields(cells(g) * FIELDS), weight(count * weights);

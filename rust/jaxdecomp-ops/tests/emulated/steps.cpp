@@ -7,7 +7,7 @@ const double Q = 1 / 262144., UNIT = 1 / 2097152.;
 
 void step_once(unsigned seed) {
     Random random{std::mt19937_64(seed)};
-    forth::Geometry g = lattice<forth::Geometry>(random, seed, NUM, DEN, 20);
+    forth::Geometry g = lattice<forth::Geometry>(random, seed, NUM, DEN, 15);
     back::Geometry same;
     static_assert(sizeof(same) == sizeof(g));
     std::memcpy(&same, &g, sizeof(g));
