@@ -8,11 +8,15 @@ Files of other seeds are joined with those of the same label.
 Each mock has parameters, modes and noise of its own, from the prior; its chain begins at an independent draw, with a
 tuning and an adaptation of its own. Ranks of sigma8, Omega_m, b1, of the white noise in one cell and of the log
 density, which sees a bias of the sampler. All mocks are one batch. The figures are in docs/explanation/inference.md.
+
+The chains of a batch neither check their steps nor correct a bias. `--by-sample` runs `infer.sample` with its defaults
+on one mock after the other, with two chains each; ranks are of the parameters alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +25,8 @@ import jax
 import numpy as np
 from scipy import stats
 
-from benchmarks.mocks import Mocks, galaxies
+from benchmarks.mocks import Mocks, conditioned_on, galaxies
+from pmwd_dist import infer
 
 DRAWS = 19  # so that ranks fall into 20, 10 or 5 equal bins
 
@@ -50,6 +55,27 @@ def collected(mocks: Mocks, drawn: Any, apart: int) -> dict[str, np.ndarray]:
         found[f"shift {name}"] = (draws.mean(axis=0) - truth) / draws.std(axis=0)
     dimensions = mocks.states.position["noise"][0, 0].size + len(mocks.states.position["parameters"])
     return found | {"energy variance": np.var(drawn["energy"], axis=-1)[:, 0] / dimensions}
+
+
+def sampled(model: infer.Model, options: argparse.Namespace) -> dict[str, np.ndarray]:
+    """Ranks, and distances of the means from the truth, of mocks that `infer.sample` samples one by one."""
+    posterior, found = model.condition(np.indices(model.config.mesh_shape)[0] % 2, precondition="adapted"), []
+    for i in range(options.mocks):
+        keys, began = jax.random.split(jax.random.fold_in(jax.random.key(options.seed), i), 4), time.perf_counter()
+        truth = model.draw(keys[0])
+        own = conditioned_on(posterior, model.mock(keys[1], truth))
+        starts = jax.vmap(own.initial)(jax.random.split(keys[2], 2))
+        with tempfile.TemporaryDirectory() as folder:
+            how: Any = {"tuning_steps": options.tune, "chunk": 250, "output": folder, "progress": False}
+            chain = infer.sample(own, starts, key=keys[3], steps=options.draws, **how)
+        row = {"energy variance": np.var(chain.energy_change) / (chain.noise_mean.size + len(chain.parameters))}
+        for name, x in model.parameters(truth).items():
+            draws = np.asarray(chain.parameters[name], float).ravel()
+            some = draws[np.linspace(0, draws.size - 1, DRAWS).astype(int)]
+            row |= {name: np.sum(some < float(x)), f"shift {name}": (draws.mean() - float(x)) / draws.std()}
+        found.append(row)
+        print(f"mock {i}: {time.perf_counter() - began:.0f} s, {chain.gradients} gradients", flush=True)
+    return {name: np.array([row[name] for row in found]) for name in found[0]}
 
 
 def joined(files: list[str]) -> dict[str, dict[str, np.ndarray]]:
@@ -111,6 +137,8 @@ def main() -> None:
     parser.add_argument("--apart", type=int, default=2, help="blocks of 20 steps, or of 5 trajectories, between draws")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("ranks.npz"))
+    parser.add_argument("--by-sample", action="store_true", help="by infer.sample with its defaults")
+    parser.add_argument("--draws", type=int, default=2500, help="of each chain, with --by-sample")
     parser.add_argument("--plot", nargs="+")
     parser.add_argument("--figure", default="calibration.png")
     options = parser.parse_args()
@@ -118,6 +146,11 @@ def main() -> None:
         plot(options.plot, options.figure)
         return
     model = galaxies(options.mesh, options.gravity, steps=options.steps)
+    if options.by_sample:
+        label, found = f"{options.gravity}, {options.mesh}³\ninfer.sample", sampled(model, options)
+        report(label, found)
+        np.savez(options.output, label=label, **found)
+        return
     mocks = Mocks(model, jax.random.key(options.seed), options.mocks, precondition=options.precondition)
     targets = [float(x) for x in options.energy_variance.split(",")]
     for method in options.methods.split(","):

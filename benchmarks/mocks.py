@@ -230,8 +230,8 @@ def _where(fine: Any, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda x, y: jnp.where(fine.reshape(-1, *(1,) * (x.ndim - 1)), x, y), new, old)
 
 
-def _given(posterior: infer.Posterior, data: Any, adapted: Adaptation | None = None) -> infer.Posterior:
-    """The posterior of other data."""
+def conditioned_on(posterior: infer.Posterior, data: Any, adapted: Adaptation | None = None) -> infer.Posterior:
+    """The posterior of other data, whose programs are the same."""
     if posterior.preconditioner is None:
         return eqx.tree_at(lambda p: p.data, posterior, data)
     return eqx.tree_at(lambda p: (p.data, p.preconditioner.data), posterior, (data, data)).adapted(adapted)
@@ -251,7 +251,7 @@ def _begin(keys: Any, posterior: infer.Posterior, chains: int, given: Any) -> An
         keys = jax.random.split(key, 4)
         truth = model.draw(keys[0], **given)
         data = model.mock(keys[1], truth)
-        own = _given(posterior, data)
+        own = conditioned_on(posterior, data)
         positions = jax.vmap(own.initial)(jax.random.split(keys[2], chains))
         at_truth = own.whiten(truth["noise"], truth["parameters"])
         together = jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), positions, at_truth)
@@ -268,7 +268,7 @@ def _moved(keys: Any, positions: Any, data: Any, old: Any, new: Any, posterior: 
     """All chains at the positions of other adaptations, with new directions."""
 
     def mock(key: Any, positions: Any, data: Any, old: Any, new: Any) -> Any:
-        before, after = _given(posterior, data, old), _given(posterior, data, new)
+        before, after = conditioned_on(posterior, data, old), conditioned_on(posterior, data, new)
         keys = jax.random.split(key, positions["noise"].shape[0])
         return jax.vmap(lambda k, z: mclmc.init(k, before.moved(z, after), after.logdensity))(keys, positions)
 
@@ -278,7 +278,7 @@ def _moved(keys: Any, positions: Any, data: Any, old: Any, new: Any, posterior: 
 @eqx.filter_jit
 def _changes(keys: Any, positions: Any, given: Any, posterior: infer.Posterior) -> Any:
     """Changes of the curvature of each mock's noise with its parameters."""
-    return jax.vmap(lambda k, z, x: changes_of_curvature(k, _given(posterior, *x), z))(keys, positions, given)
+    return jax.vmap(lambda k, z, x: changes_of_curvature(k, conditioned_on(posterior, *x), z))(keys, positions, given)
 
 
 @eqx.filter_jit
@@ -286,7 +286,7 @@ def _blocks(keys: Any, states: Any, tunings: Any, given: Any, posterior: infer.P
     """A block of all chains of all mocks, whose data and adaptations are given."""
 
     def one(key: Any, states: Any, tuning: Any, given: Any) -> Any:
-        own = _given(posterior, *given)
+        own = conditioned_on(posterior, *given)
         observe = None if given[1] is None else own.observe
         return run_blocks(key, states, tuning, method, logdensity=own.logdensity, length=n, observe=observe)
 
@@ -298,7 +298,7 @@ def _look(states: Any, data: Any, adapted: Any, posterior: infer.Posterior) -> A
     """Numbers of all positions, and the white noise of a mock, its mean over chains."""
 
     def mock(states: Any, data: Any, adapted: Any) -> Any:
-        own = _given(posterior, data, adapted)
+        own = conditioned_on(posterior, data, adapted)
         numbers, noise = jax.vmap(lambda s: _numbers(own, s.position, s.logdensity))(states)
         return numbers, jnp.mean(noise, axis=0)
 
