@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -18,11 +17,11 @@ from pmwd_dist.infer.chain.chain import Run
 from pmwd_dist.infer.tuning import loop
 
 
-def posterior_of(gravity: Any, decomposition: pmd.Decomposition, cosmo: Any) -> infer.Posterior:
+def posterior_of(decomposition: pmd.Decomposition, cosmo: Any) -> infer.Posterior:
     """Galaxies in redshift space, with an adapted preconditioner."""
     config = pmd.Config(80.0, 8, a_start=0.25, a_stop=0.5, steps=1, decomposition=decomposition, halo=2)
     observable = infer.LagrangianGalaxies(b1="b1", line_of_sight="z")
-    forward = infer.Simulation(config, cosmo, gravity=gravity, observable=observable)
+    forward = infer.Simulation(config, cosmo, observable=observable)
     model = infer.Model(config, forward, {"b1": infer.Normal(1.5, 0.5)}, infer.Gaussian(0.5))
     return model.condition(1 + np.random.default_rng(0).standard_normal((8, 8, 8)), precondition="adapted")
 
@@ -34,10 +33,9 @@ def begun(posterior: infer.Posterior) -> Run:
     return loop.begin(jax.random.key(0), {"noise": noise, "parameters": {"b1": jnp.zeros(2)}}, posterior, None)
 
 
-@pytest.mark.parametrize(("gravity", "pdims"), [("lpt", (4, 1)), ("nbody", (2, 2))])
-def test_the_program_of_chains_gathers_no_field(gravity: str, pdims: tuple[int, int], cosmo: Any) -> None:
-    """A chunk of draws of galaxies, by MCLMC; other samplers: `test_divided_fields`, `test_sampling`."""
-    posterior = posterior_of(gravity, pmd.Decomposition(pdims), cosmo)
+def test_the_program_of_chains_gathers_no_field(cosmo: Any) -> None:
+    """A chunk of draws of galaxies on pencils, by MCLMC; other samplers: `test_divided_fields`, `test_sampling`."""
+    posterior = posterior_of(pmd.Decomposition((2, 2)), cosmo)
     run = begun(posterior)
     shards = [x.addressable_shards[0].data.size for x in jax.tree.leaves((run.states, run.moments)) if x.ndim > 2]
     assert shards == [2 * 128, 2 * 128, 2 * 128, 128, 128]  # none is whole, which a second program would be for
