@@ -147,7 +147,6 @@ def leave(code: int) -> NoReturn:
         sys.exit(code)
     if code:
         threading.Timer(_END_TIMEOUT, abort, (code,)).start()
-    # Threads of JAX on GPUs print lines once the service in process 0 has gone, until their own process ends.
     _silence(2)
     with suppress(RuntimeError):  # another process has ended
         jax.distributed.shutdown()
@@ -182,7 +181,12 @@ def _abort_after_exceptions() -> None:
 
 
 def _silence(stream: int) -> None:
-    """Discard what is written to a standard stream, by compiled code too."""
+    """Discard what is written to a standard stream, by compiled code too.
+
+    Threads of JAX on GPUs print lines once the service in process 0 has gone, until their own process ends.
+    """
+    with suppress(AttributeError, OSError):
+        (sys.stdout if stream == 1 else sys.stderr).flush()
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream)
     os.close(nowhere)
@@ -372,6 +376,7 @@ def _join(heartbeat_timeout: int, where: str | None, **how: Any) -> None:
         for number, handler in handlers:
             if handler:  # of Python
                 signal.signal(number, handler)
+    atexit.register(_silence, 2)
 
 
 def _watch_start(joined: threading.Event, where: str | None) -> None:
