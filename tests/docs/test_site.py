@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pytest
 import typer
 
@@ -25,7 +26,6 @@ ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 REFERENCE = ROOT / "docs" / "reference"
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
-
 
 # Tutorials with smaller numbers of cells, steps and draws, whose programs are the same.
 SMALLER = {"64": "16", "99": "19", "100": "20", "200": "20", "1000": "200"}
@@ -46,6 +46,7 @@ def test_tutorials(tutorial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.syspath_prepend(ROOT / "docs")
     import notebooks
 
+    plt.close("all")  # figures of other tests: a cell shows all that are open
     source = tutorial.read_text(encoding="utf-8").replace('jax.config.update("jax_num_cpu_devices", 4)', "")
     small = tmp_path / tutorial.name
     small.write_text(re.sub(r"(?<![\d.])\d+(?![\d.])", lambda number: SMALLER.get(number[0], number[0]), source))
