@@ -98,13 +98,17 @@ class ChainTuning:
         check_share(share, most_failures, where)
         return self.run._replace(tuning=tuning)
 
-    def _run_block(self, state: TuningState) -> TuningState:
+    def block_arguments(self, state: TuningState) -> tuple[Any, ...]:
+        """Arguments of `tuning_block` for the next block."""
         schedule, key = self.schedule, jax.random.fold_in(self.key, state.total)
         tuning = placed(from_main(schedule.tuning(state)), self.run.tuning)
         length, method = block_length(schedule.steps), schedule.sampler(state)
-        states, block = tuning_block(key, self.run.states, tuning, self._now(state), method, length, self.axis)
+        return key, self.run.states, tuning, self._now(state), method, length, self.axis
+
+    def _run_block(self, state: TuningState) -> TuningState:
+        states, block = tuning_block(*self.block_arguments(state))
         block = to_host(block)
-        state = schedule.update(state, block)
+        state = self.schedule.update(state, block)
         if bool(from_main(np.asarray(int(state.kept)))):  # with another sharding the block would compile again
             self.run = self.run._replace(states=placed(states, self.run.states))
         return state

@@ -16,14 +16,15 @@ import numpy as np
 from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.chain.folder import chain_files, load_chain
+from pmwd_dist.infer.sampling import lowered
 from pmwd_dist.io.arrays import ArrayFileError, Arrays
 from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes
 from pmwd_dist.run.common import manifest, resources
 from pmwd_dist.run.common.folder import Log, StartError, start_errors
 from pmwd_dist.run.common.job import Control
 from pmwd_dist.run.inference.inputs import data_of, key_of, starts_of
-from pmwd_dist.run.inference.memory import RUNTIME
-from pmwd_dist.run.inference.plan import InferenceJob
+from pmwd_dist.run.inference.memory import RUNTIME, arguments_like
+from pmwd_dist.run.inference.plan import START, InferenceJob
 from pmwd_dist.run.inference.predictive import compile_ahead
 from pmwd_dist.run.inference.verdict import judge
 from pmwd_dist.run.settings.section import duration_text
@@ -38,10 +39,13 @@ def run(plan: InferenceJob, log: Log, control: Control) -> None:
     seconds and a block of the tuning.
     """
     try:
+        chains = _compile_chains(plan)
         data = data_of(plan, log)
         posterior = condition_on(plan, data, log)
         watch = _Watch(plan, log, control, partial(_compile_verdict, plan, posterior, data))
-        _sample(plan, posterior, starts_of(plan, posterior, log), watch)
+        starts = starts_of(plan, posterior, log)
+        wait(chains)
+        _sample(plan, posterior, starts, watch)
         wait(watch.ahead)
         with start_errors():
             chain = load_chain(plan.folder)
@@ -49,6 +53,18 @@ def run(plan: InferenceJob, log: Log, control: Control) -> None:
         log("verdict", "\n".join([*verdict.table, f"wrote {', '.join(verdict.files)}"]), **verdict._asdict())
     except ArrayFileError as error:
         raise StartError(str(error)) from error
+
+
+def _compile_chains(plan: InferenceJob) -> list[Future[Any]]:
+    """Compile programs of the chains beside mock and starts, if these are still to be made, on one device."""
+    if plan.simulation.config.decomposition.mesh.size > 1 or (plan.folder / START).exists():
+        return []
+    sampler, pool = plan.settings.sampler, ThreadPoolExecutor()
+    positions, posterior = arguments_like(plan.model, sampler.chains, plan.precondition, None)
+    how = sampler.method, sampler.tuning_steps, sampler.thin, sampler.chunk
+    chains = [pool.submit(program.compile) for program in lowered(posterior, positions, *how)]
+    pool.shutdown(wait=False)  # an interrupted run does not wait
+    return chains
 
 
 def _compile_verdict(plan: InferenceJob, posterior: infer.Posterior, data: Arrays) -> Future[None]:

@@ -85,6 +85,13 @@ def inference_memory(
 
 def _gradients(model: infer.Model, chains: int, precondition: str | None, axis: str | None) -> Any:
     """The compiled gradients of the log density of all chains: the program by which the chains begin later."""
+    key, *_ = jax.random.split(jax.random.key(0), 3)
+    program: Any = begin
+    return program.lower(key, *arguments_like(model, chains, precondition, axis), axis).compile().compiled
+
+
+def arguments_like(model: infer.Model, chains: int, precondition: str | None, axis: str | None) -> tuple[Any, Any]:
+    """Positions and a posterior of the types of the later ones."""
     config, dtype = model.config, np.dtype(jnp.result_type(float))
     nothing = np.zeros((), dtype)
     with warnings.catch_warnings():
@@ -93,9 +100,7 @@ def _gradients(model: infer.Model, chains: int, precondition: str | None, axis: 
         posterior = model.condition(data, precondition=precondition)
     numbers = {name: np.broadcast_to(nothing, chains) for name in model.priors}
     positions = {"noise": np.broadcast_to(nothing, (chains, *config.particle_shape)), "parameters": numbers}
-    key, *_ = jax.random.split(jax.random.key(0), 3)
-    program: Any = begin
-    return program.lower(key, on_devices(positions, config, axis), posterior, axis).compile().compiled
+    return on_devices(positions, config, axis), posterior
 
 
 def _groups(config: Any) -> int:
