@@ -200,6 +200,8 @@ def check(
     with command_errors():
         elsewhere = any(x is not None for x in (devices, device_memory, device_kind, network))
         if elsewhere:
+            if jax.process_count() > 1:
+                raise ValueError("other devices are planned in one process: start it without mpirun or srun")
             overrides = [*overrides, "devices.pdims=[1, 1]", 'devices.backend="xla"']
         job = _job(read_any(file, overrides), output or Path(file.stem))
     with command_errors():

@@ -67,6 +67,7 @@ import pmwd_dist as pmd
 from jax_cosmo import Planck15
 from pmwd_dist.parallel import distributed
 from pmwd_dist.report import drawing, results
+from pmwd_dist.run.common import fingerprint
 from pmwd_dist.run.common.signals import StopRequest
 from pmwd_dist.run.inference import verdict
 verdict.save = lambda figure, path: path.touch()
@@ -141,6 +142,11 @@ codes["verb"] = command(["run", "check"][rank], "small.toml")
 jax.config.update("jax_default_prng_impl", ["threefry2x32", "rbg"][rank])
 codes["random"] = command("run", "small.toml", "--output", "random")
 jax.config.update("jax_default_prng_impl", "threefry2x32")
+installed = fingerprint.version
+fingerprint.version = lambda name: "0" if (name, rank) == ("jaxlib", 1) else installed(name)
+codes["version"] = command("run", "small.toml", "--output", "version")
+fingerprint.version = installed
+codes["plan"] = command("check", "small.toml", "--devices", "4")
 codes["report"] = command("report", "small")
 codes["doctor"] = command("doctor", "small")
 Snapshot.write = full
@@ -277,6 +283,8 @@ def test_processes(tmp_path: Path, no_figures: None):
         "process 1: time.stepps",
         "process 1: none.toml: no such file",
         "process 1 was started with `check`, and process 0 with `run`",
+        'the version of jaxlib is "0" in process 1, and "',
+        "other devices are planned in one process",
         'jax_default_prng_impl is "rbg" in process 1, and "threefry2x32" in process 0',
         "folder1",
         "interrupted after step 1 of 3",

@@ -99,7 +99,8 @@ def compare_processes(job: Job, **options: Any) -> None:
         if (section := job.settings.section(name)) is not None
         for key, value in section.model_dump(mode="json").items()
     }
-    own = {**settings, **identity(job), **options, "folder": str(job.folder.absolute()), "versions": versions()}
+    own = {**settings, **identity(job), **options, "folder": str(job.folder.absolute())}
+    own |= {f"the version of {name}": text for name, text in versions().items()}
     options_of_jax: Any = jax.config
     own |= {name: getattr(options_of_jax, name) for name in _RANDOM}
     own["devices.backend"] = job.simulation.config.decomposition.backend.name  # of the environment, where it is "auto"
