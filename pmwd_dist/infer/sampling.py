@@ -250,7 +250,8 @@ class _Chains:
         if over or len(chunks) & (len(chunks) - 1):
             return None
         chain = chain_of(chunks, to_host(run.moments)._asdict(), Restarts())
-        most = LARGEST_REMAINDER if restarts.times else LARGEST_BIAS
+        corrected = any(np.any(x) for x in to_host(run.correction).values())
+        most = LARGEST_REMAINDER if corrected else LARGEST_BIAS
         errors, slopes = step_errors(chain, self.energy_variance, most), dict.fromkeys(chain.parameters, 0.0)
         biased = bool(errors.biased) and not errors.unstable and not errors.unmixed
         if biased:

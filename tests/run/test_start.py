@@ -67,7 +67,7 @@ def contradictions(own: Path, folder: Path, capsys: pytest.CaptureFixture[str]) 
         "noise.seed=3": "noise.seed = 3: the particles are those of start.snapshot; leave one of them out",
         "noise.paired=true": "noise.paired = true: the particles are",
         "cosmology.f_nl=10": "cosmology.f_nl = 10.0: the particles are",
-        "observe.cross.reference=linear": r"\[observe.cross\]: needs the linear modes, which start.snapshot does not",
+        "observe.cross={}": r"\[observe.cross\]: needs the linear modes, which start.snapshot does not",
     }
     for override, words in given.items():
         with pytest.raises(SettingsError, match=words):

@@ -12,7 +12,7 @@ import numpy as np
 
 from pmwd_dist.config import Vector3
 from pmwd_dist.io.snapshot import content, units
-from pmwd_dist.io.snapshot.content import GROUP, File, Malformed, opened
+from pmwd_dist.io.snapshot.content import GROUP, File, Group, Malformed, opened
 from pmwd_dist.io.snapshot.units import Unit
 from pmwd_dist.parallel.decomposition import Shape3
 
@@ -82,9 +82,11 @@ def read_header(files: Sequence[Path], length_unit: str | None = None, h: float 
 
 
 def named_background(path: Path) -> dict[str, float]:
-    """Parameters of the expansion that a file names: Omega_m, h, w0 and wa."""
+    """Parameters of the expansion that a file names: Omega_m, h, and w0 and wa, unless it has NaN for a table of w."""
     with opened(path) as file:
-        found = {name: _first(file, places, -1e3, 1e3) for name, places in _BACKGROUND.items()}
+        tabulated = content.has(file, "Cosmology") and _is_nan(content.member(file, "Cosmology", GROUP), "w_0")
+        places = {name: x for name, x in _BACKGROUND.items() if not (tabulated and name in ("w0", "wa"))}
+        found = {name: _first(file, x, -1e3, 1e3) for name, x in places.items()}
     return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
@@ -196,6 +198,14 @@ def _first(file: File, places: Sequence[str], low: float, high: float) -> float:
             if attribute in group.attrs:
                 return content.number(group, attribute, low, high)
     return math.nan
+
+
+def _is_nan(group: Group, name: str) -> bool:
+    if name not in group.attrs:
+        return False
+    attribute = group.attrs.get_id(name)
+    one = attribute.dtype.kind == "f" and attribute.shape in ((), (1,))
+    return one and bool(np.isnan(group.attrs[name]).all())
 
 
 def _read_shapes(file: File, counts: Sequence[int]) -> tuple[Shape3, Shape3]:
