@@ -358,7 +358,7 @@ def _start(*command: object) -> None:
         remedy = "install one, as by `pip install 'jax[cuda13]'`, or unset the variable"
         reason = str(error) if isinstance(error, RuntimeError) else f"JAX has no plugin for such devices; {remedy}"
         raise CommandError(asked + " ".join(reason.split())) from error
-    first, *others = distributed.exchange(" ".join(map(str, command)))
+    first, *others = distributed.exchange(" ".join(str(x) for x in command if x is not None))
     for i, other in enumerate(others, 1):
         if other != first:
             raise CommandError(f"process {i} was started with `{other}`, and process 0 with `{first}`; start all alike")

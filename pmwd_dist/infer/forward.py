@@ -209,7 +209,7 @@ class Simulation(ForwardModel):
             particles, status = solution.particles, solution.status
         if self.observable is not None:
             observe: Any = self.observable
-            if isinstance(self.observable, eqx.Module) and hasattr(self.observable, "linear_power"):
+            if isinstance(self.observable, eqx.Module) and vars(self.observable).get("linear_power", "") is None:
                 observe = replace(observe, linear_power=self.of_cosmology or self.linear_power)
             return observe(particles, modes, parameters, table, self.config), status
         bias: Any = value_of(self.bias, parameters)

@@ -27,7 +27,7 @@ class LagrangianGalaxies(eqx.Module):
         f_nl.
       smoothing: radius of the filter on the linear density [Mpc/h], as in `observe.bias_weights`.
       line_of_sight: "x", "y" or "z" for redshift space; None: real space.
-      linear_power: linear P(k), for bphi and bphidelta; a `Simulation` replaces it by its own.
+      linear_power: linear P(k), for bphi and bphidelta; None: the one of the `Simulation`.
     """
 
     b1: str | float = eqx.field(static=True, default=0.0)

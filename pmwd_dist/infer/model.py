@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -280,7 +281,13 @@ class Posterior(eqx.Module):
         return eqx.tree_at(lambda p: p.preconditioner.adaptation, self, adaptation)
 
     def weighted(self, weight: float | Array) -> Posterior:
-        """The posterior with another power of the likelihood."""
+        """The posterior with another power of the likelihood: 0 for the prior, 1 for the posterior itself.
+
+        Raises:
+          ValueError: a weight that is negative or not finite.
+        """
+        if not 0 <= float(weight) < math.inf:
+            raise ArgumentError("weight", weight, "must be finite and not negative", "use 1 for the posterior itself")
         return eqx.tree_at(lambda p: p.weight, self, jnp.asarray(weight, self.weight.dtype))
 
     def numpyro_model(self) -> None:

@@ -61,7 +61,8 @@ def initialize(*, heartbeat_timeout: int = HEARTBEAT_TIMEOUT) -> None:
     start-up is used where mpi4py is missing or its MPI does not support Slurm (see `srun --mpi=list`).
 
     Each process drives one GPU, by its local rank on the node. An exception that ends one of several processes ends
-    them all, after its traceback.
+    them all, after its traceback. JAX's preemption service is off: it would take SIGTERM from the program. The lines of
+    JAX after the last one of the program are discarded.
 
     Args:
       heartbeat_timeout: time without a heartbeat from a process until all others end [s]; a killed process ends them at

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmwd_dist.parallel.decomposition import Decomposition
@@ -67,7 +68,7 @@ def _moved(tree: Any, mesh: Mesh, spec: Callable[[Any], PartitionSpec]) -> Any:
         current = getattr(getattr(x, "sharding", None), "mesh", None)
         if current is None or current.axis_names != mesh.axis_names:
             return x
-        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):  # which `device_put` does not put on other processes
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # which `device_put` does not put on other processes
             return jax.random.wrap_key_data(move(jax.random.key_data(x)), impl=jax.random.key_impl(x))
         return jax.device_put(x, NamedSharding(mesh, spec(x)))
 

@@ -11,8 +11,8 @@ import pytest
 
 def _count() -> int:
     """Number of GPUs that JAX may see."""
-    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
-        return len(visible.split(","))
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return sum(name not in ("", "-1") for name in visible.split(","))
     try:
         listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):

@@ -102,6 +102,8 @@ def test_the_weight_is_the_power_of_the_likelihood(linear: infer.Posterior) -> N
     np.testing.assert_allclose(none[0][0] - other, prior, rtol=1e-9)
     for x, y, z in zip(*map(jax.tree.leaves, (none[0], some[0], one[0])), strict=True):
         np.testing.assert_allclose(y, 0.7 * x + 0.3 * z, rtol=1e-9, atol=1e-9)
+    with pytest.raises(ValueError, match=r"weight=-0.1 must be finite and not negative; use 1"):
+        linear.weighted(-0.1)
 
 
 @pytest.fixture(scope="module")

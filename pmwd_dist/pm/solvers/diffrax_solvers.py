@@ -63,6 +63,22 @@ class ParticleMesh(diffrax.AbstractTerm[Any, Any]):
         return jax.tree.map(lambda v: (v * control).astype(v.dtype), vf)
 
 
+class EndpointInterpolation(diffrax.LocalLinearInterpolation):
+    """Linear interpolation, exact at both ends: a snapshot at the end of a step is its state."""
+
+    def evaluate(self, t0: Any, t1: Any = None, left: bool = True) -> Any:
+        """State at t0, or the change from t0 to t1."""
+        if t1 is not None:
+            return jax.tree.map(jnp.subtract, self.evaluate(t1), self.evaluate(t0))
+        between = (t0 - self.t0) / (self.t1 - self.t0)
+
+        def one(y0: Array, y1: Array) -> Array:
+            inside = y0 + between.astype(y0.dtype) * (y1 - y0)
+            return jnp.where(t0 == self.t1, y1, jnp.where(t0 == self.t0, y0, inside))
+
+        return jax.tree.map(one, self.y0, self.y1)
+
+
 class SplitSolver(diffrax.AbstractSolver[Any]):
     """Base of the drift-kick-drift solvers, which differ in `coefficients` and accuracy only.
 
@@ -73,7 +89,7 @@ class SplitSolver(diffrax.AbstractSolver[Any]):
 
     coefficients: ClassVar[Any]  # function of (table, lower, upper): coefficients between two scale factors
     term_structure: ClassVar = ParticleMesh
-    interpolation_cls: ClassVar[Callable[..., diffrax.LocalLinearInterpolation]] = diffrax.LocalLinearInterpolation
+    interpolation_cls: ClassVar[Callable[..., EndpointInterpolation]] = EndpointInterpolation
 
     def order(self, terms: Any) -> int:
         """Order of convergence."""

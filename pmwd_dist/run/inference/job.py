@@ -56,8 +56,12 @@ def run(plan: InferenceJob, log: Log, control: Control) -> None:
 
 
 def _compile_chains(plan: InferenceJob) -> list[Future[Any]]:
-    """Compile programs of the chains beside mock and starts, if these are still to be made, on one device."""
-    if plan.simulation.config.decomposition.mesh.size > 1 or (plan.folder / START).exists():
+    """Compile programs of the chains beside mock and starts, if these are still to be made, on one device.
+
+    None where memory would not do for several programs that are compiled at once.
+    """
+    begun, room = (plan.folder / START).exists(), resources.room()
+    if plan.simulation.config.decomposition.mesh.size > 1 or begun or plan.expected_memory + RUNTIME > room.free:
         return []
     sampler, pool = plan.settings.sampler, ThreadPoolExecutor()
     positions, posterior = arguments_like(plan.model, sampler.chains, plan.precondition, None)

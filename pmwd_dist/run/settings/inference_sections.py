@@ -190,7 +190,9 @@ class Start(Section):
     """Starting positions of the chains."""
 
     begin: Literal["wiener", "prior", "map"] = about(
-        "wiener: draws given the data in linear theory; prior: draws; map: the largest density over the noise", "wiener"
+        "wiener: draws given the data in linear theory, with parameters half as far from the medians as in a draw of "
+        "the prior; prior: draws; map: the largest density over the noise",
+        "wiener",
     )
     map_steps: int = about("number of steps of the optimiser", 100, ge=1)
 
