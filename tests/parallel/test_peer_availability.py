@@ -68,14 +68,10 @@ def test_processes_that_do_not_join_give_the_reason(monkeypatch: pytest.MonkeyPa
         assert group == ("key", [0, 1], 0, 3)
         raise OSError("timeout: not all processes of the host connect")
 
-    monkeypatch.setattr(native, "_ops", SimpleNamespace(peer_join=fails, __version__="0.1"))
+    monkeypatch.setattr(native, "_ops", SimpleNamespace(peer_join=fails))
     for earlier, reason in ((None, "timeout: not all processes of the host connect"), ("no GPU", "no GPU")):
         monkeypatch.setattr(native, "peer_unavailable_reason", lambda ordinals, earlier=earlier: earlier)
         assert native.processes_unavailable_reason.__wrapped__("key", (0, 1), 0, 3) == reason
-    monkeypatch.setattr(native, "peer_unavailable_reason", lambda ordinals: None)
-    monkeypatch.setattr(native, "_ops", SimpleNamespace(__version__="0.0"))
-    older = native.processes_unavailable_reason.__wrapped__("key", (0, 1), 0, 3)
-    assert older == "jaxdecomp-ops 0.0 is older than this version"
 
 
 def test_native_ops_without_peer_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
