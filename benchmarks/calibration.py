@@ -57,9 +57,12 @@ def collected(mocks: Mocks, drawn: Any, apart: int) -> dict[str, np.ndarray]:
     return found | {"energy variance": np.var(drawn["energy"], axis=-1)[:, 0] / dimensions}
 
 
-def sampled(model: infer.Model, options: argparse.Namespace) -> dict[str, np.ndarray]:
-    """Ranks, and distances of the means from the truth, of mocks that `infer.sample` samples one by one."""
-    posterior, found = model.condition(np.indices(model.config.mesh_shape)[0] % 2, precondition="adapted"), []
+def sampled(model: infer.Model, options: argparse.Namespace, label: str) -> dict[str, np.ndarray]:
+    """Ranks, and distances of the means from the truth, of mocks that `infer.sample` samples one by one.
+
+    The file is written after each mock.
+    """
+    posterior, rows = model.condition(np.indices(model.config.mesh_shape)[0] % 2, precondition="adapted"), []
     for i in range(options.mocks):
         keys, began = jax.random.split(jax.random.fold_in(jax.random.key(options.seed), i), 4), time.perf_counter()
         truth = model.draw(keys[0])
@@ -73,9 +76,11 @@ def sampled(model: infer.Model, options: argparse.Namespace) -> dict[str, np.nda
             draws = np.asarray(chain.parameters[name], float).ravel()
             some = draws[np.linspace(0, draws.size - 1, DRAWS).astype(int)]
             row |= {name: np.sum(some < float(x)), f"shift {name}": (draws.mean() - float(x)) / draws.std()}
-        found.append(row)
+        rows.append(row)
         print(f"mock {i}: {time.perf_counter() - began:.0f} s, {chain.gradients} gradients", flush=True)
-    return {name: np.array([row[name] for row in found]) for name in found[0]}
+        found = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+        np.savez(options.output, label=label, **found)
+    return found
 
 
 def joined(files: list[str]) -> dict[str, dict[str, np.ndarray]]:
@@ -147,9 +152,8 @@ def main() -> None:
         return
     model = galaxies(options.mesh, options.gravity, steps=options.steps)
     if options.by_sample:
-        label, found = f"{options.gravity}, {options.mesh}³\ninfer.sample", sampled(model, options)
-        report(label, found)
-        np.savez(options.output, label=label, **found)
+        label = f"{options.gravity}, {options.mesh}³\ninfer.sample"
+        report(label, sampled(model, options, label))
         return
     mocks = Mocks(model, jax.random.key(options.seed), options.mocks, precondition=options.precondition)
     targets = [float(x) for x in options.energy_variance.split(",")]
