@@ -16,7 +16,7 @@ WORKSPACE = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["packa
 
 def test_one_version_everywhere():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    headings = re.findall(r"^## (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    headings = re.findall(r"^## (\d\S*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert {PROJECT["version"], WORKSPACE["version"], citation["version"], headings[0]} == {PROJECT["version"]}
     assert {PROJECT["license"], WORKSPACE["license"], citation["license"]} == {"Apache-2.0"}
 
