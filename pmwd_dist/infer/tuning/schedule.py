@@ -236,8 +236,8 @@ class Schedule:
     def advance(self, state: TuningState, stability: float = math.inf) -> TuningState:
         """The state at the beginning of the next stage.
 
-        The state is that at the end of a stage (`ends`), whose positions have been adapted. `stability` is the
-        stability limit of the step per root of the dimensions, with the masses of `masses`.
+        The state ends a stage (`ends`), and its positions have been adapted. `stability` is the limit of stable steps
+        per root of the dimensions, with the masses of `masses`.
         """
         stage, root = self.stage(state), math.sqrt(self.dimensions)
         step, variance = state.step._replace(wanted=state.step.wanted[:0]), state.variance
