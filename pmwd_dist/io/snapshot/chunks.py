@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import SingleDeviceSharding
 
 from pmwd_dist.config import Vector3
 from pmwd_dist.parallel.decomposition import Shape3
@@ -51,14 +52,16 @@ def chunks(particles: Particles, layout: Layout, scales: Any) -> Iterator[Chunk]
     """
     waiting = deque[dict[str, Array]]()
     for disp, vel in zip(particles.disp.addressable_shards, particles.vel.addressable_shards, strict=True):
-        first = np.asarray([s.start or 0 for s in disp.index[:3]])
+        first, gpu = np.asarray([s.start or 0 for s in disp.index[:3]]), disp.device.platform == "gpu"
+        # A GPU copies into pinned memory by itself, and NumPy uses that memory without a copy.
+        host = SingleDeviceSharding(disp.device, memory_kind="pinned_host") if gpu else None
         for start in range(0, math.prod(disp.data.shape[:3]), layout.rows) if disp.replica_id == 0 else ():
             with jax.enable_x64(True):  # for positions and IDs
-                waiting.append(_chunk(disp.data, vel.data, np.int64(start), first, scales, layout))
-            jax.copy_to_host_async(waiting[-1])
+                chunk = _chunk(disp.data, vel.data, np.int64(start), first, scales, layout)
+            waiting.append(jax.device_put(chunk, host))
             if len(waiting) > _AHEAD:
-                yield jax.device_get(waiting.popleft())
-    yield from map(jax.device_get, waiting)
+                yield jax.tree.map(np.asarray, waiting.popleft())
+    yield from (jax.tree.map(np.asarray, chunk) for chunk in waiting)
 
 
 @partial(jax.jit, static_argnames="layout")
