@@ -70,7 +70,7 @@ def sampled(model: infer.Model, options: argparse.Namespace, label: str) -> dict
         starts = jax.vmap(own.initial)(jax.random.split(keys[2], 2))
         with tempfile.TemporaryDirectory() as folder:
             how: Any = {"tuning_steps": options.tune, "chunk": 250, "output": folder, "progress": False}
-            chain = infer.sample(own, starts, key=keys[3], steps=options.draws, **how)
+            chain = infer.sample(own, starts, key=keys[3], steps=options.draws, method=options.methods, **how)
         row = {"energy variance": np.var(chain.energy_change) / (chain.noise_mean.size + len(chain.parameters))}
         for name, x in model.parameters(truth).items():
             draws = np.asarray(chain.parameters[name], float).ravel()
@@ -152,7 +152,7 @@ def main() -> None:
         return
     model = galaxies(options.mesh, options.gravity, steps=options.steps)
     if options.by_sample:
-        label = f"{options.gravity}, {options.mesh}³\ninfer.sample"
+        label = f"{options.gravity}, {options.mesh}³\ninfer.sample, {options.methods}"
         report(label, sampled(model, options, label))
         return
     mocks = Mocks(model, jax.random.key(options.seed), options.mocks, precondition=options.precondition)
