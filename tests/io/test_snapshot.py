@@ -112,6 +112,15 @@ def test_few_chunks_exist_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert peak < whole / 4
 
 
+def test_positions_of_particles_far_away_are_in_the_box():
+    disp = np.asarray([3e38, -1e20, 1e17, -1e-30, np.nextafter(150, 0, dtype=np.float32)], np.float32)
+    layout = chunks.Layout((), 5, (50.0, 50.0, 50.0), (1, 1, 1))
+    with jax.enable_x64(True):
+        sites, length = [jnp.zeros(5, np.int32)] * 3, jnp.asarray(1e3)
+        x = chunks._positions(jnp.stack([disp] * 3, -1), sites, length, np.dtype("f4"), layout)
+    assert (x >= 0).all() and (x < 5e4).all()
+
+
 def test_ids_beyond_32_bits():
     types, first = (("Coordinates", "f4"), ("ParticleIDs", "u8")), np.asarray([2044, 2000, 8])
     layout = chunks.Layout(types, 32, (1.0, 1.0, 1.0), (2048, 2048, 2048))

@@ -94,8 +94,8 @@ def _positions(disp: Array, sites: Sequence[Array], length: Array, dtype: np.dty
     for axis, (box, n) in enumerate(zip(layout.box, layout.lattice, strict=True)):
         x = sites[axis] * (box / n) + disp[:, axis].astype(np.float64)
         x = ((x - box * jnp.floor(x / box)) * length).astype(dtype)
-        # A position that rounds up to the side of the box becomes zero.
-        columns.append(jnp.where(x >= (box * length).astype(dtype), jnp.zeros_like(x), x))
+        # Zero for positions that round up to the side of the box, and displacements too large to be resolved.
+        columns.append(jnp.where((x >= 0) & (x < (box * length).astype(dtype)), x, jnp.zeros_like(x)))
     return jnp.stack(columns, -1)
 
 

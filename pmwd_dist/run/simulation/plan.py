@@ -40,6 +40,8 @@ from pmwd_dist.run.simulation.observables import shares_seen, wanted
 from pmwd_dist.run.simulation.planning import enough_devices, linear_displacement
 from pmwd_dist.run.simulation.programs import least_memory
 
+_PINNED = 1 << 36  # XLA's largest pinned memory of a process [bytes]
+
 
 @dataclass(frozen=True)
 class SimulationJob(Job):
@@ -113,9 +115,14 @@ class SimulationJob(Job):
 
     @cached_property
     def output_buffer(self) -> int:
-        """Host memory of a process for a snapshot that is written beside steps, at most half of the rest [bytes]."""
-        rest = available_memory()[0] - (self._needed if resources.room().processes else 0)
-        return max(0, min(self.snapshot_size, rest // 2)) // jax.process_count()
+        """Host memory of a process for a snapshot that is written beside steps, at most half of the rest [bytes].
+
+        Chunks of GPUs wait in pinned memory, which grows by doubling: they fill half of it.
+        """
+        on_host = resources.room().processes > 0
+        rest = available_memory()[0] - (self._needed if on_host else 0)
+        buffer = max(0, min(self.snapshot_size, rest // (2 if on_host else 4))) // jax.process_count()
+        return buffer if on_host else min(buffer, _PINNED // 2)
 
     @property
     def snapshot_size(self) -> int:
