@@ -39,8 +39,9 @@ class Profile:
     def record(self) -> dict[str, Any]:
         """The profile as JSON holds it; the seconds of the first thread add up to the total so far."""
         total = time.perf_counter() - self.began
-        rest = total - sum(x for name, x in self.seconds.items() if not name.endswith(_BESIDE))
-        seconds = {name: round(x, 4) for name, x in (self.seconds | {"rest": rest}).items()}
+        seconds = self.seconds.copy()  # other threads may still add to it
+        seconds["rest"] = total - sum(x for name, x in seconds.items() if not name.endswith(_BESIDE))
+        seconds = {name: round(x, 4) for name, x in seconds.items()}
         return {"total": round(total, 4), "seconds": seconds, "programs": self.programs, "loaded": self.loaded}
 
     def add(self, name: str, start: float, end: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -81,6 +82,9 @@ def test_a_run_leaves_chains_pictures_and_a_verdict(whole: tuple[InferenceJob, L
     assert any(line.startswith("variance of residuals") for line in told.table)
     assert "variance of residuals" in (plan.folder / "report.html").read_text()
     assert any("effective samples are fewer than 400 (b1 " in reason for reason in told.reasons)
+    profile = json.loads((plan.folder / "run.json").read_text())["profile"]
+    assert {"data", "starts", "tuning", "chains", "verdict"} < profile["seconds"].keys()
+    assert profile["seconds"]["rest"] < 0.1 * profile["total"]
     page = check_page(plan.folder / "report.html", figures=6)
     for part in ("Not converged", '<th scope="row">b<sub>1</sub></th>', "power of data at k", "p, the probability of"):
         assert part in page, part

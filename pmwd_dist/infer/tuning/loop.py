@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from pmwd_dist._jax.profile import part
 from pmwd_dist.infer import preconditioner_adaptation as adaptation
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.chain.chain import Moments, Run, leaves_of, placed, restored, restored_numbers
@@ -73,6 +74,7 @@ class ChainTuning:
     listener: Callable[[TuningProgress], None] | None
     _written: float = field(default_factory=time.monotonic)
 
+    @part("tuning")
     def tune(self, most_failures: float) -> Run:
         """Tune all chains, from the state in the folder if there is one.
 

@@ -13,6 +13,7 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pmwd_dist import infer
+from pmwd_dist._jax.profile import part
 from pmwd_dist.infer.chain.chain import on_devices
 from pmwd_dist.io.arrays import Arrays, Shapes, fingerprint, read_arrays, reading, write_arrays
 from pmwd_dist.parallel.distributed import from_main, is_main, raise_on_all_processes, to_devices, to_host
@@ -26,6 +27,7 @@ from pmwd_dist.run.inference.plan import DATA, START, InferenceJob, truth_of
 _REMAKE = "remove it, and the same is made again"
 
 
+@part("data")
 def data_of(plan: InferenceJob, log: Log) -> Arrays:
     """Data of a file, or of the mock with its truth."""
     if plan.settings.data.file != "mock":
@@ -39,6 +41,7 @@ def data_of(plan: InferenceJob, log: Log) -> Arrays:
     return data
 
 
+@part("starts")
 def starts_of(plan: InferenceJob, posterior: infer.Posterior, log: Log) -> Any:
     """Starting positions of the chains."""
     chains, start = plan.settings.sampler.chains, plan.settings.start

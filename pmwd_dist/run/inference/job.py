@@ -15,6 +15,7 @@ import numpy as np
 
 from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.profile import part
 from pmwd_dist.infer.chain.folder import chain_files, load_chain
 from pmwd_dist.infer.sampling import lowered
 from pmwd_dist.io.arrays import ArrayFileError, Arrays
@@ -44,9 +45,12 @@ def run(plan: InferenceJob, log: Log, control: Control) -> None:
         posterior = condition_on(plan, data, log)
         watch = _Watch(plan, log, control, partial(_compile_verdict, plan, posterior, data))
         starts = starts_of(plan, posterior, log)
-        wait(chains)
-        _sample(plan, posterior, starts, watch)
-        wait(watch.ahead)
+        with part("waiting for compilation"):
+            wait(chains)
+        with part("chains"):
+            _sample(plan, posterior, starts, watch)
+        with part("waiting for compilation"):
+            wait(watch.ahead)
         with start_errors():
             chain = load_chain(plan.folder)
         verdict = judge(plan, posterior, chain, data)

@@ -15,6 +15,7 @@ from jax import Array
 
 from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.profile import part
 from pmwd_dist.infer.chain.diagnostics import step_errors, stuck
 from pmwd_dist.io.arrays import Arrays, read_arrays
 from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes, to_devices, to_host
@@ -51,6 +52,7 @@ class Verdict(NamedTuple):
     files: list[str]
 
 
+@part("verdict")
 def judge(plan: InferenceJob, posterior: infer.Posterior, chain: infer.Chain, data: Arrays) -> Verdict:
     """Write tables and figures of finished chains, and check their convergence. Collective."""
     truth = _truth(data)

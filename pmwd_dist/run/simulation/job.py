@@ -179,6 +179,7 @@ def _particles_of_noise(simulation: SimulationSetup) -> ExactParticles:
     return host.initial_particles(simulation.noise, table, power, config, simulation.kind, primordial)
 
 
+@part("checkpoint")
 def _restore(plan: SimulationJob, log: Log, path: Path, content: dict[str, Any]) -> Progress:
     """The state of a checkpoint on the current devices."""
     config, shape = plan.simulation.config, (*plan.simulation.config.particle_shape, 3)
