@@ -184,8 +184,8 @@ def free_space(path: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def message(error: OSError) -> str:
-    """File name and cause of an error, without its number."""
-    if error.strerror is None:
+def message(error: Exception) -> str:
+    """Cause of an error; of an OSError with its file name, and without its number."""
+    if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror

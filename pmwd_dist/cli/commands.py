@@ -68,10 +68,8 @@ def command_errors() -> Generator[None]:
     try:
         with raise_on_all_processes():
             yield
-    except OSError as error:
+    except (OSError, ValueError, SharedError) as error:
         raise CommandError(message(error)) from error
-    except (ValueError, SharedError) as error:
-        raise CommandError(str(error)) from error
 
 
 def _version(wanted: bool) -> None:

@@ -118,15 +118,13 @@ def _explain(error: BaseException) -> tuple[int, list[str]]:
             return error.code if isinstance(error.code, int) else 1, ["terminated"]
         case KeyboardInterrupt() | typer.Abort():
             return _INTERRUPTED, ["interrupted"]
-        case SimulationError() | SharedError():
-            return 1, [f"the run failed: {error}"]
+        case SimulationError() | SharedError() | OSError():
+            return 1, [f"the run failed: {message(error)}"]
         case ConnectionLostError():
             remedy = (
                 "look for its last message, or whether it ran out of memory; then go on with `pmwd-dist resume DIR`"
             )
             return 1, [f"the run failed: {error}; {remedy}"]
-        case OSError():
-            return 1, [f"the run failed: {message(error)}"]
         case _:
             pass
     if isinstance(error, _UsageError):

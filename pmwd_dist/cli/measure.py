@@ -26,8 +26,7 @@ from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_deco
 from pmwd_dist.report.results import spectrum_table
 from pmwd_dist.report.tables import write_table
 from pmwd_dist.run.common.resources import room
-from pmwd_dist.run.simulation.memory import power_memory
-from pmwd_dist.run.simulation.programs import least_memory
+from pmwd_dist.run.simulation.programs import least_memory, power_memory
 
 
 def measure_snapshot(

@@ -58,15 +58,10 @@ def _cause(error: Exception) -> str:
     return str(error) if isinstance(error, _Content | ArgumentError) else "is damaged"
 
 
-def write_arrays(
-    path: Path, arrays: Arrays, about: About, *, guard: AbstractContextManager[None] | None = None
-) -> None:
-    """Write arrays by name, and their description; the file is complete or absent.
-
-    The description has values that JSON can hold. `guard` is the context of the writing, see `atomic_write`.
-    """
+def write_arrays(path: Path, arrays: Arrays, about: About) -> None:
+    """Write arrays by name, and their description, which JSON can hold; the file is complete or absent."""
     described: dict[str, Any] = {_ABOUT: np.frombuffer(json.dumps(dict(about)).encode(), np.uint8)}
-    with atomic_write(path, guard=guard) as aside, aside.open("wb") as stream:
+    with atomic_write(path) as aside, aside.open("wb") as stream:
         np.savez(stream, allow_pickle=False, **described, **arrays)
 
 

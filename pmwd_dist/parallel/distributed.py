@@ -332,7 +332,7 @@ def raise_on_all_processes() -> Generator[None]:
         if error is not None:
             raise error
         return
-    text = "" if error is None else message(error) if isinstance(error, OSError) else str(error)
+    text = "" if error is None else message(error)
     first, text = next(((i, text) for i, text in enumerate(exchange(text)) if text), (0, ""))
     if text:
         raise SharedError(f"process {first}: {text}" if first else text) from error

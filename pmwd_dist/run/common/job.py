@@ -236,7 +236,7 @@ def _report(job: Job, log: Log, status: str) -> None:
             job.draw()
         write_report(job.folder)
     except (OSError, ValueError) as error:
-        log.warn(f"{job.folder / REPORT} is not written: {message(error) if isinstance(error, OSError) else error}")
+        log.warn(f"{job.folder / REPORT} is not written: {message(error)}")
 
 
 def three(values: Sequence[float]) -> str:

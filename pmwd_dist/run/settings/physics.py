@@ -241,9 +241,7 @@ def build(settings: Settings) -> SimulationSetup:
             start = _start(settings, config, cosmo)
         except ArgumentError as error:
             problems.append(_translate(error, settings.box))
-        except ValueError as error:
-            problems.append(f"start.snapshot: {error}")
-        except OSError as error:
+        except (OSError, ValueError) as error:
             problems.append(f"start.snapshot: {message(error)}")
         try:
             cone = build_light_cone(settings, config, cosmo)

@@ -350,7 +350,7 @@ def _checkpoint_after_failure(
         writer.finish()
     except (OSError, ValueError, SharedError) as error:
         if isinstance(failure, Interrupted | SimulationError):
-            log.warn(f"the last output could not be written: {_cause(error)}")
+            log.warn(f"the last output could not be written: {message(error)}")
     try:
         if not progress.has_particles():
             return
@@ -359,11 +359,7 @@ def _checkpoint_after_failure(
         if progress.step > 0 and bool(jnp.isfinite(progress.at_step_end().disp).all()):
             _checkpoint(plan, progress, log)
     except (OSError, RuntimeError) as error:
-        log.warn(f"no checkpoint of step {progress.step} could be written: {_cause(error)}")
-
-
-def _cause(error: Exception) -> str:
-    return message(error) if isinstance(error, OSError) else str(error)
+        log.warn(f"no checkpoint of step {progress.step} could be written: {message(error)}")
 
 
 def find_checkpoint(plan: SimulationJob) -> Saved | None:

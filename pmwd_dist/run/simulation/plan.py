@@ -35,10 +35,9 @@ from pmwd_dist.run.settings.writing import toml_value
 from pmwd_dist.run.simulation import accuracy, light_cone
 from pmwd_dist.run.simulation.halo_width import is_automatic, with_halo_of
 from pmwd_dist.run.simulation.light_cone import shells_like
-from pmwd_dist.run.simulation.memory import Stage, run_memory
 from pmwd_dist.run.simulation.observables import shares_seen, wanted
 from pmwd_dist.run.simulation.planning import enough_devices, linear_displacement
-from pmwd_dist.run.simulation.programs import least_memory
+from pmwd_dist.run.simulation.programs import Stage, least_memory, run_memory
 
 _PINNED = 1 << 36  # XLA's largest pinned memory of a process [bytes]
 

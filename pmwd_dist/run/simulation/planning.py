@@ -1,6 +1,6 @@
 """Plans for GPUs that are not at hand: divisions of a mesh, bytes a particle by stage, and a model of the time.
 
-Memory is counted in arrays of single precision that a stage holds; `memory.py` compiles. The time of a step is
+Memory is counted in arrays of single precision that a stage holds; `programs.py` compiles. The time of a step is
 
   particles * (kick, drifts, paint) + cells * (transforms, Green's function) + padded cells * (gradient, sums) + links
 

@@ -1,14 +1,14 @@
-"""Programs of a run up to its first output, from shapes; `compile_ahead` compiles them beside each other."""
+"""Programs of a run up to its first output, from shapes, and their memory; `planning` counts it for other devices."""
 
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,11 +29,13 @@ from pmwd_dist.pm.solvers import FORMULAS
 from pmwd_dist.pm.status import successful
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.run.common import resources
-from pmwd_dist.run.settings import SimulationSettings
+from pmwd_dist.run.settings import SimulationSettings, SimulationSetup
 from pmwd_dist.run.settings.light_cone import LightCone
 from pmwd_dist.run.settings.physics import config_of, correction_of, cosmology_of, kind_of
 from pmwd_dist.run.simulation import light_cone
 from pmwd_dist.run.simulation.halo_width import is_automatic
+
+Stage = Literal["the initial conditions", "a step", "P(k)", "the bispectrum"]
 
 
 def compile_ahead(settings: SimulationSettings) -> None:
@@ -109,6 +111,33 @@ def lowered_power(config: Config) -> Lowered:
     vectors = vectors_like(config)
     field = jax.ShapeDtypeStruct(config.mesh_shape, vectors.dtype, sharding=vectors.sharding)
     return power._power_spectrum.lower(field, config, deconvolve=True)
+
+
+def run_memory(
+    simulation: SimulationSetup, times: Sequence[float], config: Config, shells: int | None
+) -> dict[Stage, int]:
+    """Memory of each device by stage of a run on the current devices [bytes], by XLA's plans of its programs.
+
+    `config` has the expected halo. `shells` are those of a bispectrum, if one is measured.
+    """
+    table, cone = table_like(config, simulation.cosmo), simulation.light_cone
+    of_file, f_nl = simulation.field is not None, simulation.f_nl is not None
+    step = lowered_step(config, table, simulation.solver, len(times), cone, simulation.potential_factor)
+    stages: dict[Stage, int] = {"a step": resources.planned(step.compile()), "P(k)": power_memory(config)}
+    if simulation.start is None:
+        initial = lowered_initial(simulation.config, table, simulation.kind, of_file=of_file, f_nl=f_nl)
+        stages["the initial conditions"] = resources.planned(initial.compile())
+    if shells is not None:  # a field for each, beside the particles
+        numbers = 6 * math.prod(config.particle_shape) + (shells + 6) * math.prod(config.mesh_shape)
+        stages["the bispectrum"] = numbers * vectors_like(config).dtype.itemsize // config.decomposition.size
+    return stages
+
+
+def power_memory(config: Config) -> int:
+    """Memory of P(k) beside the particles on each device [bytes]; painting them takes less than a step does."""
+    vectors = vectors_like(config)
+    particles = 2 * vectors.size * vectors.dtype.itemsize // config.decomposition.size
+    return resources.planned(lowered_power(config).compile()) + particles
 
 
 def least_memory(config: Config) -> int:
