@@ -7,7 +7,7 @@ The classes of this module also have a method `response`, the linear response to
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import KW_ONLY, fields, replace
 from numbers import Real
 from typing import Any, Literal, get_args
 
@@ -22,7 +22,7 @@ from pmwd_dist._jax.arithmetic import scaled
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.linear_power import DEFAULT, check_sigma8_range, normalised_power, sigma8_of_A_s
-from pmwd_dist.cosmology.parameters import Cosmology, Parameters, parameters
+from pmwd_dist.cosmology.parameters import Cosmology, Parameters
 from pmwd_dist.cosmology.radiation import N_EFF
 from pmwd_dist.observe.bias import eulerian_bias
 from pmwd_dist.observe.redshift_space import LineOfSight, cosine_moments, direction
@@ -62,36 +62,43 @@ class ForwardModel(eqx.Module):
     """
 
     config: Config = eqx.field(static=True)
-    cosmo: Parameters
-    table: GrowthTable
-    linear_power: Any
-    of_cosmology: Any
-    normalise: bool = eqx.field(static=True)
+    cosmo: Cosmology | GrowthTable
+    _: KW_ONLY
+    linear_power: Any = None
+    normalise: bool = eqx.field(static=True, default=False)
 
-    def __init__(self, config: Config, cosmo: Cosmology, linear_power: LinearPower | None, *, normalise: bool):
-        check_config(config)
-        self.config, self.cosmo, self.table = config, parameters(cosmo), growth_table_to(config.lpt_order, cosmo)
-        self.linear_power = _fixed_power(config, self.cosmo, linear_power, normalise=normalise)
-        self.of_cosmology = (linear_power or DEFAULT) if depends_on_cosmology(linear_power) else None
-        self.normalise = normalise
+    def __post_init__(self):
+        check_config(self.config)
+        self.cosmo = growth_table_to(self.config.lpt_order, self.cosmo)
+        self.linear_power = _fixed_power(self.config, self.table.cosmo, self.linear_power, normalise=self.normalise)
+
+    @property
+    def table(self) -> GrowthTable:
+        """Growth table of the cosmology, computed once."""
+        return growth_table_to(2, self.cosmo)
+
+    @property
+    def of_cosmology(self) -> Any:
+        """Linear P(k) as a function of the cosmology; None where P(k) is fixed."""
+        return self.linear_power.of_cosmology if isinstance(self.linear_power, _AtNodes) else None
 
     def linear_modes(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> tuple[Array, GrowthTable]:
         """Linear modes from white noise, and the growth table, in the cosmology with these parameters.
 
         The parameter f_nl is the primordial non-Gaussianity of the modes.
         """
-        cosmo, table = cosmology_at(parameters, self.cosmo, self.table)
+        table = cosmology_at(parameters, self.table)
         if self.of_cosmology is not None:
             power = self.of_cosmology if parameters.keys() & set(COSMOLOGY) else self.linear_power
-            return linear_modes(noise, cosmo, self.config, linear_power=power, f_nl=parameters.get("f_nl")), table
+            return linear_modes(noise, table.cosmo, self.config, linear_power=power, f_nl=parameters.get("f_nl")), table
         idle = {"n_s", "h", "Omega_b"} | (set() if self.normalise else {"sigma8", "A_s"})
         if unused := sorted(parameters.keys() & idle):
             constraint = f"is fixed, and {', '.join(unused)} would not change it"
             remedy = "use normalise=True, or leave one of them out" if "sigma8" in unused else "leave one of them out"
             raise ArgumentError("linear_power", None, constraint, remedy, show_value=False)
-        modes = linear_modes(noise, cosmo, self.config, linear_power=self.linear_power)
+        modes = linear_modes(noise, table.cosmo, self.config, linear_power=self.linear_power)
         if parameters.keys() & {"sigma8", "A_s"}:
-            modes = scaled(modes, jnp.asarray(cosmo.sigma8 / self.cosmo.sigma8, modes.real.dtype))
+            modes = scaled(modes, jnp.asarray(table.cosmo.sigma8 / self.table.cosmo.sigma8, modes.real.dtype))
         if "f_nl" in parameters:
             transfer = log_transfer(table, self.config, self.linear_power)
             modes = add_local(modes, jnp.asarray(parameters["f_nl"]), transfer, self.config)
@@ -119,25 +126,18 @@ class LinearField(ForwardModel):
       ValueError: a lattice other than the mesh, or an argument out of its range.
     """
 
-    bias: str | float = eqx.field(static=True)
-    line_of_sight: tuple[float, float, float] | None = eqx.field(static=True)
+    _: KW_ONLY
+    bias: str | float = eqx.field(static=True, default=1.0)
+    line_of_sight: LineOfSight | None = eqx.field(static=True, default=None)
 
-    def __init__(
-        self,
-        config: Config,
-        cosmo: Cosmology,
-        *,
-        bias: str | float = 1.0,
-        line_of_sight: LineOfSight | None = None,
-        linear_power: LinearPower | None = None,
-        normalise: bool = False,
-    ):
-        super().__init__(config, cosmo, linear_power, normalise=normalise)
+    def __post_init__(self):
+        super().__post_init__()
+        config = self.config
         if config.particle_shape != config.mesh_shape:
             constraint = f"must be mesh_shape={config.mesh_shape} for a linear field"
             raise ArgumentError("particle_shape", config.particle_shape, constraint, "leave it out")
-        self.bias = bias
-        self.line_of_sight = None if line_of_sight is None else direction(line_of_sight)
+        if self.line_of_sight is not None:
+            self.line_of_sight = direction(self.line_of_sight)
 
     def __call__(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> Float[Array, "nx ny nz"]:
         """Density of galaxies, in units of the mean, on the lattice of the noise."""
@@ -170,30 +170,18 @@ class Simulation(ForwardModel):
       potential_factor: factor of the potential, as in `nbody`.
     """
 
-    gravity: Gravity = eqx.field(static=True)
-    bias: str | float = eqx.field(static=True)
-    observable: Observable | None = eqx.field(static=True)
-    solver: Any = eqx.field(static=True)
-    potential_factor: PotentialFactor | None
+    _: KW_ONLY
+    gravity: Gravity = eqx.field(static=True, default="nbody")
+    bias: str | float = eqx.field(static=True, default=1.0)
+    observable: Observable | None = eqx.field(static=True, default=None)
+    solver: Any = eqx.field(static=True, default=None)
+    potential_factor: PotentialFactor | None = None
 
-    def __init__(
-        self,
-        config: Config,
-        cosmo: Cosmology,
-        *,
-        gravity: Gravity = "nbody",
-        bias: str | float = 1.0,
-        observable: Observable | None = None,
-        linear_power: LinearPower | None = None,
-        normalise: bool = False,
-        solver: Any = None,
-        potential_factor: PotentialFactor | None = None,
-    ):
-        super().__init__(config, cosmo, linear_power, normalise=normalise)
-        if gravity not in get_args(Gravity):
-            raise ArgumentError("gravity", gravity, 'must be "nbody" or "lpt"', "for linear theory use LinearField")
-        self.gravity, self.bias, self.observable = gravity, bias, observable
-        self.solver, self.potential_factor = solver, potential_factor
+    def __post_init__(self):
+        super().__post_init__()
+        if self.gravity not in get_args(Gravity):
+            constraint = 'must be "nbody" or "lpt"'
+            raise ArgumentError("gravity", self.gravity, constraint, "for linear theory use LinearField")
 
     def __call__(
         self, noise: Array, parameters: Mapping[str, ArrayLike]
@@ -226,8 +214,7 @@ class Simulation(ForwardModel):
             of_observable = getattr(self.observable, "linear_bias", None)
             bias = 1.0 if of_observable is None else of_observable(parameters)
             line_of_sight = getattr(self.observable, "line_of_sight", None)
-        n = None if line_of_sight is None else direction(line_of_sight)
-        factor = kaiser_factor(bias, table, self.config, n)
+        factor = kaiser_factor(bias, table, self.config, line_of_sight)
         k = wavevectors(self.config)
         window = jnp.ones(())
         for component, side in zip(k, self.config.cell_size, strict=True):
@@ -236,9 +223,10 @@ class Simulation(ForwardModel):
 
 
 class _AtNodes(eqx.Module):
-    """P(k) at the wavenumbers of `linear_modes`, in the fiducial cosmology."""
+    """P(k) at the wavenumbers of `linear_modes`, in the fiducial cosmology, and P(k) of other cosmologies."""
 
     power: Array = eqx.field(metadata={"derived": True})
+    of_cosmology: Any
 
     def __call__(self, k: Array) -> Array:
         del k
@@ -252,7 +240,7 @@ def _fixed_power(config: Config, cosmo: Parameters, linear_power: LinearPower | 
         constraint = "needs linear_power as a table"
         raise ArgumentError("normalise", normalise, constraint, "leave it out: without a table sigma8 scales P(k)")
     if of_cosmology:
-        return _AtNodes(jnp.exp(log_power(cosmo, config, linear_power)))
+        return _AtNodes(jnp.exp(log_power(cosmo, config, linear_power)), linear_power or DEFAULT)
     if callable(linear_power):
         return linear_power
     given: Any = linear_power
@@ -281,10 +269,9 @@ def of_shape(x: Any, shape: tuple[int, ...], function: str, what: str) -> Any:
     return x
 
 
-def cosmology_at(
-    parameters: Mapping[str, ArrayLike], fiducial: Parameters, table: GrowthTable
-) -> tuple[Parameters, GrowthTable]:
-    """The cosmology with these parameters and fiducial ones, and its growth table, recomputed only if it changes."""
+def cosmology_at(parameters: Mapping[str, ArrayLike], table: GrowthTable) -> GrowthTable:
+    """Growth table of the cosmology with these parameters and fiducial ones, recomputed only if it changes."""
+    fiducial = table.cosmo
     changes = {name: jnp.asarray(parameters[name]) for name in COSMOLOGY if name in parameters}
     if fiducial.w_table is not None and (unused := sorted(changes.keys() & {"w0", "wa"})):
         constraint = "has no effect beside the w_table of the cosmology"
@@ -299,20 +286,17 @@ def cosmology_at(
         cosmo = replace(cosmo, Omega_c=cold if cosmo.m_nu is None else cold - cosmo.Omega_nu)
     of_growth = _OF_GROWTH if cosmo.n_eff is None else _OF_GROWTH | {"h", "m_nu", "n_eff"}
     table = growth_table_to(table.order, cosmo) if of_growth & parameters.keys() else table
-    if A_s is not None:
-        cosmo = replace(cosmo, sigma8=sigma8_of_A_s(A_s, replace(table, cosmo=cosmo)))
-    return cosmo, replace(table, cosmo=cosmo)
+    table = replace(table, cosmo=cosmo)
+    return table if A_s is None else replace(table, cosmo=replace(cosmo, sigma8=sigma8_of_A_s(A_s, table)))
 
 
-def kaiser_factor(
-    bias: Any, table: GrowthTable, config: Config, line_of_sight: tuple[float, float, float] | None
-) -> Array:
+def kaiser_factor(bias: Any, table: GrowthTable, config: Config, line_of_sight: LineOfSight | None) -> Array:
     """(b + f mu^2) D1 at `a_stop`, with mu the cosine between wavevector and line of sight (Kaiser 1987)."""
     k = wavevectors(config)
     growth, rate = table.linear(jnp.sqrt(k[0] ** 2 + k[1] ** 2 + k[2] ** 2), config.a_stop)
     if line_of_sight is None:
         return bias * growth
-    mu2, _ = cosine_moments(k, config.particle_shape, config.box_size, line_of_sight)
+    mu2, _ = cosine_moments(k, config.particle_shape, config.box_size, direction(line_of_sight))
     return (bias + rate * mu2) * growth
 
 

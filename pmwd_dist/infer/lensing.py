@@ -5,42 +5,34 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypedDict, Unpack
+from dataclasses import KW_ONLY
+from functools import partial
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.infer.forward import ForwardModel
 from pmwd_dist.infer.likelihoods import check_finite, checked_mask, seen
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
-from pmwd_dist.observe.lensing import Source, convergence, coverage_warning, lensing_weights
+from pmwd_dist.observe.lensing import LightCone, Source, convergence, coverage_warning, lensing_weights
 from pmwd_dist.observe.sphere import SphericalLightCone
 from pmwd_dist.parallel.inputs import real
 from pmwd_dist.pm.lpt import lpt
-from pmwd_dist.pm.modes import LinearPower
 from pmwd_dist.pm.nbody import nbody
 from pmwd_dist.pm.potential_factor import PotentialFactor
 from pmwd_dist.pm.status import Status
 
 _ARCMINUTES = math.degrees(1) * 60  # per radian
-
-
-class View(TypedDict, total=False):
-    """Rays on a flat sky, as in `observe.convergence`."""
-
-    field: float
-    pixels: int
-    offsets: Any
 
 
 class Convergence(ForwardModel):
@@ -57,58 +49,41 @@ class Convergence(ForwardModel):
       sources: redshift or (redshifts, numbers per redshift) of each map.
       linear_power: linear P(k), as in `linear_modes`.
       normalise: whether to scale a table of P(k) to sigma8, as in `Simulation`.
+      field, pixels, offsets: rays on a flat sky, as in `observe.convergence`.
       solver: solver, as in `nbody`.
       potential_factor: factor of the potential, as in `nbody`.
-      view: rays on a flat sky: `field`, the side of the field of view [degrees]; `pixels`, the number of rays along
-        it; and `offsets`, as in `observe.convergence`.
 
     Raises:
       ValueError: a light cone of another simulation, sources in front of all shells, or an argument out of its range.
     """
 
-    cone: FlatSkyLightCone | SphericalLightCone = eqx.field(static=True)
-    sources: tuple[Any, ...]
-    field: float | None = eqx.field(static=True)
-    pixels: int | None = eqx.field(static=True)
-    offsets: Array | None
-    solver: Any = eqx.field(static=True)
-    potential_factor: PotentialFactor | None
+    cone: LightCone = eqx.field(static=True)
+    sources: Sequence[Source]
+    _: KW_ONLY
+    field: float | None = eqx.field(static=True, default=None)
+    pixels: int | None = eqx.field(static=True, default=None)
+    offsets: Any = None
+    solver: Any = eqx.field(static=True, default=None)
+    potential_factor: PotentialFactor | None = None
+    shape: tuple[int, ...] = eqx.field(static=True, init=False)
 
-    def __init__(
-        self,
-        config: Config,
-        cosmo: Cosmology,
-        cone: FlatSkyLightCone | SphericalLightCone,
-        sources: Sequence[Source],
-        *,
-        linear_power: LinearPower | None = None,
-        normalise: bool = False,
-        solver: Any = None,
-        potential_factor: PotentialFactor | None = None,
-        **view: Unpack[View],
-    ):
-        super().__init__(config, cosmo, linear_power, normalise=normalise)
-        if cone.config != config:
-            remedy = "make it with the config of the model"
-            raise ArgumentError("cone", cone, "is of another simulation", remedy, show_value=False)
-        if cone.shell_assignment != "linear":
-            constraint = "has shells with edges, where the log density jumps, which its slopes do not show"
-            raise ArgumentError("cone", cone, constraint, 'make it with shell_assignment="linear"', show_value=False)
-        if isinstance(cone, SphericalLightCone) and cone.assignment != "bilinear":
-            constraint = "has maps that jump where a mass passes from pixel to pixel, which slopes do not show"
-            raise ArgumentError("cone", cone, constraint, 'make it with assignment="bilinear"', show_value=False)
+    def __post_init__(self):
+        super().__post_init__()
+        cone, sources = self.cone, self.sources
+        _check_cone(cone, self.config)
         cone.check(self.table)
         if not isinstance(sources, Sequence) or not sources:
             raise ArgumentError("sources", sources, "must hold the sources of each map", "for example sources=[0.5, 1]")
         for source in sources:
             lensing_weights(cone, self.table, source)
             if (text := coverage_warning(cone, self.table, source)) is not None:
-                warnings.warn(text, stacklevel=3)  # equinox calls __init__
-        self.cone, self.sources = cone, tuple(jax.tree.map(lambda z: jnp.asarray(z, float), tuple(sources)))
-        self.field, self.pixels, offsets = view.get("field"), view.get("pixels"), view.get("offsets")
-        self.offsets = None if offsets is None else jnp.asarray(real(offsets, "offsets"))
-        self.solver, self.potential_factor = solver, potential_factor
-        jax.eval_shape(self._maps, jax.ShapeDtypeStruct(self._shape_of_mass, jnp.float32), self.table)  # its errors
+                warnings.warn(text, stacklevel=5)  # equinox calls __init__
+        self.sources = jax.tree.map(lambda z: jnp.asarray(z, float), tuple(sources))
+        self.offsets = None if self.offsets is None else jnp.asarray(real(self.offsets, "offsets"))
+        plane = cone.pixels if isinstance(cone, FlatSkyLightCone) else (pixel_count(cone.nside),)
+        mass = jax.ShapeDtypeStruct((len(cone.edges) - 1, *plane), jnp.float32)
+        maps = partial(Convergence._maps, self)  # the bound method would need the shape
+        self.shape = jax.eval_shape(maps, mass, self.table).shape
 
     def __call__(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> tuple[Array, Status]:
         """The maps, and the status of the simulation."""
@@ -125,39 +100,36 @@ class Convergence(ForwardModel):
             return jnp.stack([convergence(mass, table, self.cone, source=source, **view) for source in self.sources])
 
     @property
-    def _shape_of_mass(self) -> tuple[int, ...]:
-        cone, count = self.cone, len(self.cone.edges) - 1
-        return (count, *cone.pixels) if isinstance(cone, FlatSkyLightCone) else (count, pixel_count(cone.nside))
-
-    @property
     def along(self) -> int | None:
         """Axis of the box along the line of sight, or None; the maps are sums along it."""
         return self.cone.along if isinstance(self.cone, FlatSkyLightCone) else None
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the maps."""
-        if isinstance(self.cone, SphericalLightCone):
-            return (len(self.sources), pixel_count(self.cone.nside))
-        assert self.pixels is not None
-        return (len(self.sources), self.pixels, self.pixels)
-
-    @property
     def sharding(self) -> NamedSharding:
         """Division of the maps over devices."""
-        decomposition = self.config.decomposition
-        if isinstance(self.cone, SphericalLightCone):
-            return NamedSharding(decomposition.mesh, PartitionSpec(None, decomposition.names or None))
-        return decomposition.spectrum_sharding
+        return NamedSharding(self.config.decomposition.mesh, self.cone.spec)
 
     @property
     def pixel_area(self) -> float:
         """Area of a pixel [square arcminutes]."""
         if isinstance(self.cone, SphericalLightCone):
-            return 4 * math.pi * _ARCMINUTES**2 / pixel_count(self.cone.nside)
+            return 4 * math.pi * _ARCMINUTES**2 / self.shape[-1]
         assert self.field is not None
         assert self.pixels is not None
         return (60 * self.field / self.pixels) ** 2
+
+
+def _check_cone(cone: LightCone, config: Config) -> None:
+    """Raise ValueError unless this is a light cone of the simulation whose maps have derivatives."""
+    if cone.config != config:
+        remedy = "make it with the config of the model"
+        raise ArgumentError("cone", cone, "is of another simulation", remedy, show_value=False)
+    if cone.shell_assignment != "linear":
+        constraint = "has shells with edges, where the log density jumps, which its slopes do not show"
+        raise ArgumentError("cone", cone, constraint, 'make it with shell_assignment="linear"', show_value=False)
+    if isinstance(cone, SphericalLightCone) and cone.assignment != "bilinear":
+        constraint = "has maps that jump where a mass passes from pixel to pixel, which slopes do not show"
+        raise ArgumentError("cone", cone, constraint, 'make it with assignment="bilinear"', show_value=False)
 
 
 class ShapeNoise(eqx.Module):

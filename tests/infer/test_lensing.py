@@ -96,6 +96,12 @@ def test_maps_that_jump_are_refused(one_device: Any) -> None:
         infer.Convergence(forward.config, jax_cosmo.Planck15(), cone, (0.02, 0.05), **VIEW)
 
 
+def test_lensing_weight_outside_the_shells_is_named(one_device: Any) -> None:
+    forward = one_device[0].model.forward
+    with pytest.warns(UserWarning, match=r"leave out \d+% of the lensing weight"):
+        infer.Convergence(forward.config, jax_cosmo.Planck15(), forward.cone, [0.09], **VIEW)
+
+
 @pytest.mark.parametrize("hidden", [np.nan, -1e30, -1.6375e30])  # the last is HEALPix's UNSEEN
 def test_hidden_pixels_enter_no_arithmetic(hidden: float, one_device: Any) -> None:
     model = one_device[0].model

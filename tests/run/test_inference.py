@@ -317,7 +317,7 @@ def test_maps_of_a_simulation_on_a_finer_mesh_have_no_spectra(tmp_path: Path) ->
     plan = plan_of(tmp_path / "run", "box.mesh=8", "box.particles=4", text=LENSING)
     prepare_folder(plan)
     simulation = plan.simulation
-    flat = Flat(simulation.config, simulation.cosmo, None, normalise=False)
+    flat = Flat(simulation.config, simulation.cosmo)
     plain = infer.Model(simulation.config, flat, {}, plan.model.likelihood)
     ones, zeros = np.ones((2, 4)), np.zeros((4, 4, 4))
     chain = infer.Chain({}, ones, ones, ones, ones, 16, 0, zeros, zeros, np.zeros((1, 2, 4, 4, 4)))

@@ -234,8 +234,8 @@ def _of_priors(plan: InferenceJob) -> list[str]:
     def untabulated(cosmo: Parameters) -> list[str]:
         return plan.simulation.transfer_warnings(cosmo) + training_warnings(plan.settings.force, cosmo)
 
-    for name, table in plan.settings.priors.given.items():
-        prior, key = table.build(), COSMOLOGY.get(name, name)
+    for name, section in plan.settings.priors.given.items():
+        prior, key = section.build(), COSMOLOGY.get(name, name)
         ends = {f"{float(x):.4g}": x for x in map(prior.forward, (-2.0, 2.0))}
         if key in (*POSITIVE, "sigma", "nbar") and min(ends.values()) <= 0:
             warnings.append(f"priors.{name}: 0 is within two deviations of its median; bound it from below with low")
@@ -243,10 +243,10 @@ def _of_priors(plan: InferenceJob) -> list[str]:
             warnings += plan.simulation.tilt_warnings()
         elif key in COSMOLOGY.values():
             for text, value in ends.items():
-                cosmo, growth = cosmology_at({key: value}, forward.cosmo, forward.table)
-                problems = [x for x in untabulated(cosmo) if x not in untabulated(forward.cosmo)]
+                table = cosmology_at({key: value}, forward.table)
+                problems = [x for x in untabulated(table.cosmo) if x not in untabulated(forward.table.cosmo)]
                 lensing = isinstance(forward, infer.Convergence)
-                if lensing and not forward.cone.shells.covered(growth, forward.config).all():
+                if lensing and not forward.cone.shells.covered(table, forward.config).all():
                     problems.append(
                         "the run does not span the light cone, and the log density is -inf; use an earlier "
                         "time.a_start, or nearer sources"
