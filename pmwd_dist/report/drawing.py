@@ -16,6 +16,8 @@ from pmwd_dist._files import remove
 from pmwd_dist.report import plot, results
 from pmwd_dist.report.style import DPI
 
+_SECONDS = 10.0  # longest time for a figure
+
 _process: subprocess.Popen[str] | None = None
 
 
@@ -41,14 +43,22 @@ def draw(paths: Iterable[Path]) -> None:
 
 
 def finish(folder: Path, names: Container[str]) -> None:
-    """Wait for the figures, and draw those of a folder among `names` that are missing and have data."""
+    """Wait for the figures, and draw those of a folder among `names` that are missing and have data.
+
+    If the process has ended early, or hangs, draw all of them: some may be older than their data.
+    """
     global _process
+    early, paths = False, [path for path in results.figures(folder) if path.name in names]
     if _process is not None:
-        with suppress(BrokenPipeError):
-            _process.communicate()
-        _process = None
-    for path in results.figures(folder):
-        if path.name in names and not path.exists():
+        process, _process = _process, None
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_SECONDS * len(paths))
+        if early := process.returncode != 0:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    for path in paths:
+        if early or not path.exists():
             results.draw(path)
 
 
@@ -63,13 +73,21 @@ def _main() -> None:
             for child in (child for child, drawn in running.items() if drawn == path):
                 os.kill(child, signal.SIGKILL)  # there are newer data
             while path in running.values() or len(running) >= (os.cpu_count() or 1):
-                del running[os.wait()[0]]
+                _wait(running)
             if child := os.fork():
                 running[child] = path
             else:
                 _draw(path)
     while running:
-        del running[os.wait()[0]]
+        _wait(running)
+
+
+def _wait(running: dict[int, Path]) -> None:
+    """Wait for one of the processes; an older figure of one that was killed is removed."""
+    process, status = os.wait()
+    path = running.pop(process)
+    if status:
+        remove(path)
 
 
 def _draw(path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -131,6 +133,19 @@ def test_another_process_draws_what_it_can(tmp_path: Path, monkeypatch: pytest.M
     drawing.finish(tmp_path, names)
     assert drawn <= {names[2]} and {path.name for path in tmp_path.glob("*.png")} | drawn == set(names)
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_figures_of_a_process_that_hangs_or_ends_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number):
+    drawn = list[str]()
+    write_table(tmp_path / "power_z0.000.csv", make_spectrum(0.0))
+    (tmp_path / "power.png").touch()  # of earlier data
+    os.kill(drawing.start().pid, number)
+    drawing.draw([tmp_path / "power.png"])
+    monkeypatch.setattr(drawing, "_SECONDS", 0.1, raising=False)
+    monkeypatch.setattr(results, "save", lambda figure, path: drawn.append(path.name))
+    drawing.finish(tmp_path, ["power.png"])
+    assert drawn == ["power.png"]
 
 
 def test_redraw_fails_on_damaged_files(tmp_path: Path):
