@@ -232,9 +232,7 @@ def _where(fine: Any, new: Any, old: Any) -> Any:
 
 def conditioned_on(posterior: infer.Posterior, data: Any, adapted: Adaptation | None = None) -> infer.Posterior:
     """The posterior of other data, whose programs are the same."""
-    if posterior.preconditioner is None:
-        return eqx.tree_at(lambda p: p.data, posterior, data)
-    return eqx.tree_at(lambda p: (p.data, p.preconditioner.data), posterior, (data, data)).adapted(adapted)
+    return eqx.tree_at(lambda p: p.data, posterior, data).adapted(adapted)
 
 
 def _numbers(posterior: infer.Posterior, position: Any, logdensity: Any) -> tuple[dict[str, Any], Any]:

@@ -35,7 +35,7 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.infer.likelihoods import Poisson as Poisson
     from pmwd_dist.infer.model import Model as Model
     from pmwd_dist.infer.model import Posterior as Posterior
-    from pmwd_dist.infer.numpyro import numpyro_position as numpyro_position
+    from pmwd_dist.infer.model import numpyro_position as numpyro_position
     from pmwd_dist.infer.optimise import maximise as maximise
     from pmwd_dist.infer.priors import LogNormal as LogNormal
     from pmwd_dist.infer.priors import Normal as Normal

@@ -19,8 +19,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.forward import COSMOLOGY, of_shape
 from pmwd_dist.infer.likelihoods import Likelihood, constant, seen
-from pmwd_dist.infer.numpyro import numpyro_sites
-from pmwd_dist.infer.precondition import Preconditioner
+from pmwd_dist.infer.precondition import Preconditioner, wiener_draw
 from pmwd_dist.infer.preconditioner_adaptation import Adaptation
 from pmwd_dist.infer.priors import Prior, check_priors, unwhiten, whiten
 from pmwd_dist.parallel.distributed import to_devices, to_host
@@ -31,6 +30,7 @@ from pmwd_dist.pm.noise import white_noise
 from pmwd_dist.pm.status import Code, Status
 
 Position = dict[str, Any]
+_SITE = "position/"  # sites of NumPyro's model (Phan et al. 2019, 1912.11554)
 POSITIVE = ("Omega_m", "Omega_c", "Omega_b", "h", "sigma8", "A_s")
 
 
@@ -79,14 +79,11 @@ class Model(eqx.Module):
         if getattr(forward, "config", config) != config:
             remedy = "make it with the config of the model"
             raise ArgumentError("forward", forward, "is of another simulation", remedy, show_value=False)
-        positive = [*POSITIVE, getattr(likelihood, "name", None)]
-        check_priors(priors, [name for name in positive if name is not None])
+        check_priors(priors, (*POSITIVE, getattr(likelihood, "name", "")))
         self.config, self.forward, self.items = config, forward, tuple(priors.items())
         self.likelihood = jax.tree.map(self._place, likelihood)
-        observable = getattr(forward, "observable", None)
-        named = [getattr(forward, "bias", None), getattr(likelihood, "name", None), *getattr(observable, "names", ())]
-        for name in named:
-            if isinstance(name, str) and name not in priors:
+        for name in self._declared:
+            if name not in priors:
                 raise ArgumentError("priors", list(priors), f"lacks {name!r}", f"add a prior of {name}")
         for one, other in (("Omega_m", "Omega_c"), ("sigma8", "A_s")):
             if one in priors and other in priors:
@@ -98,9 +95,11 @@ class Model(eqx.Module):
         return dict(self.items)
 
     @property
-    def cosmology(self) -> tuple[str, ...]:
-        """Names of the parameters of the cosmology that are sampled."""
-        return tuple(name for name in self.priors if name in COSMOLOGY)
+    def _declared(self) -> list[str]:
+        """Names of the parameters that the forward model and the likelihood declare."""
+        observable = getattr(self.forward, "observable", None)
+        names = [getattr(self.forward, "bias", None), getattr(self.likelihood, "name", None)]
+        return [name for name in (*names, *getattr(observable, "names", ())) if isinstance(name, str)]
 
     def draw(self, key: Array, **values: Any) -> Position:
         """A position drawn from the prior, with some parameters given.
@@ -182,8 +181,7 @@ class Model(eqx.Module):
 
     def _unused(self, data: Array) -> list[str]:
         """Names of the parameters that the density of the data does not use."""
-        known = {getattr(self.likelihood, "name", None), getattr(self.forward, "bias", None)}
-        known |= {*getattr(getattr(self.forward, "observable", None), "names", ())}
+        known = set(self._declared)
         if hasattr(self.forward, "of_cosmology"):  # a forward model of this package
             known |= {*COSMOLOGY, "f_nl"}
         if self.priors.keys() <= known:  # the usual case, without tracing a simulation
@@ -224,13 +222,6 @@ class Posterior(eqx.Module):
     preconditioner: Preconditioner | None
     weight: Array = eqx.field(default_factory=lambda: jnp.ones(()))  # an array, so that nothing compiles again
 
-    @property
-    def _preconditioner(self) -> Preconditioner | None:
-        """The preconditioner, with the arrays of this model: XLA computes twice what depends on two copies of them."""
-        if self.preconditioner is None:
-            return None
-        return eqx.tree_at(lambda p: (p.model, p.data), self.preconditioner, (self.model, self.data))
-
     @on_auto_axes
     def logdensity(self, position: Position) -> Array:
         """Logarithm of the posterior density, up to a constant; -inf where the simulation failed."""
@@ -259,19 +250,17 @@ class Posterior(eqx.Module):
     def _unwhiten(self, position: Position) -> tuple[Array, dict[str, Array], Array | float]:
         noise, parameters = position["noise"], self.parameters(position)
         noise = lattice_field(noise, self.model.config, "position['noise']")
-        if self._preconditioner is None:
+        if self.preconditioner is None:
             return noise, parameters, 0.0
-        noise, log_volume = self._preconditioner.noise(noise, position["parameters"], parameters)
+        noise, log_volume = self.preconditioner.noise(self, position | {"noise": noise}, parameters)
         return noise, parameters, log_volume
 
     @on_auto_axes
     def whiten(self, noise: Array, white: Mapping[str, ArrayLike]) -> Position:
         """The position of white noise and whitened parameters."""
-        if self._preconditioner is None:
+        if self.preconditioner is None:
             return {"noise": noise, "parameters": dict(white)}
-        scaled = self._preconditioner.scaled({k: jnp.asarray(x) for k, x in white.items()})
-        noise = self._preconditioner.position(noise, scaled, unwhiten(white, self.model.priors))
-        return {"noise": noise, "parameters": scaled}
+        return self.preconditioner.position(self, noise, {k: jnp.asarray(x) for k, x in white.items()})
 
     def adapted(self, adaptation: Adaptation | None) -> Posterior:
         """The posterior with another adaptation of its positions; unchanged for None."""
@@ -295,15 +284,26 @@ class Posterior(eqx.Module):
 
         Its sites are "position/noise" and "position/NAME" of each parameter, standard normal with a factor. Each
         parameter itself is a deterministic site. `numpyro_position` turns samples into positions.
+
+        Raises:
+          ImportError: numpyro is not installed.
         """
+        import numpyro
+        from numpyro.distributions import Normal
+
         shapes = {"noise": self.model.config.particle_shape} | dict.fromkeys(self.model.priors, ())
-        numpyro_sites(self.logdensity, self.parameters, shapes)
+        normal = {name: Normal(0, 1).expand(shape).to_event(len(shape)) for name, shape in shapes.items()}
+        drawn: Any = {name: numpyro.sample(_SITE + name, distribution) for name, distribution in normal.items()}
+        position = {"noise": drawn.pop("noise"), "parameters": drawn}
+        numpyro.factor("posterior", self.logdensity(position) + 0.5 * trees.dot(position, position))
+        for name, value in self.parameters(position).items():
+            numpyro.deterministic(name, value)
 
     @on_auto_axes
     def observe(self, position: Position, slope: Position) -> tuple[Array, Array]:
         """Observations of a gradient for the adaptation (`Preconditioner.observe`)."""
-        assert self._preconditioner is not None
-        return self._preconditioner.observe(position, slope, self.parameters(position))
+        assert self.preconditioner is not None
+        return self.preconditioner.observe(self, position, slope)
 
     def moved(self, position: Position, other: Posterior) -> Position:
         """The position in another adaptation with the same noise and parameters."""
@@ -322,9 +322,15 @@ class Posterior(eqx.Module):
         draw_key, key = jax.random.split(key)
         position = model.draw_around(draw_key, given)
         noise, numbers = position["noise"], {name: 0.5 * u for name, u in position["parameters"].items()} | given
-        if self._preconditioner is not None and self._preconditioner.linear:
-            noise = self._preconditioner.wiener_draw(key, noise, unwhiten(numbers, model.priors))
+        if self.preconditioner is not None and self.preconditioner.linear:
+            noise = wiener_draw(key, noise, self, unwhiten(numbers, model.priors))
         return self.whiten(noise, numbers)
+
+
+def numpyro_position(sites: Mapping[str, Any]) -> Position:
+    """The position, or a batch of positions, from samples of the sites of `Posterior.numpyro_model`."""
+    position = {name.removeprefix(_SITE): x for name, x in sites.items() if name.startswith(_SITE)}
+    return {"noise": position.pop("noise"), "parameters": position}
 
 
 def _unused_names(function: Callable[..., Any], noise: Any, names: Iterable[str]) -> list[str]:

@@ -35,6 +35,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist.config import Config
 from pmwd_dist.infer.forward import of_shape
 from pmwd_dist.infer.preconditioner_adaptation import BANDS, CLASSES, Adaptation, Observations, bands, mode_counts
 from pmwd_dist.infer.priors import unwhiten
@@ -43,30 +44,26 @@ from pmwd_dist.parallel.fft import pirfft3d, prfft3d
 
 
 class Preconditioner(eqx.Module):
-    """Mean and standard deviation of each mode of the noise, given data and the parameters of the position.
+    """Mean and standard deviation of each mode of the noise, given the data and parameters of a posterior.
 
     Args:
       model: model of the data. The method `response(parameters)` of its forward model gives the real ratio of the modes
         of the field to the modes of the noise. The likelihood has the methods `contrast(data, parameters)` and
         `noise_variance(parameters, config)`. Without these, or if the mesh is not the lattice, an adapted
         preconditioner begins with the moments of the prior.
-      data: data on the mesh.
+      data: data of the posterior.
       adaptable: whether chains may change the preconditioner.
 
     Raises:
       ValueError: a model without these methods, or a mesh other than the lattice, if chains may not change it.
     """
 
-    model: Any = eqx.field(metadata={"derived": True})  # with the data a part of the posterior's identity
-    data: Array = eqx.field(metadata={"derived": True})
     factor: Float[Array, "p p"] = eqx.field(metadata={"derived": True})
     adaptation: Adaptation | None
     linear: bool = eqx.field(static=True)  # whether linear theory gives the moments
     along: int | None = eqx.field(static=True, metadata={"derived": True})  # axis along which modes differ
-    band_count: int = eqx.field(static=True, metadata={"derived": True})
 
     def __init__(self, model: Any, data: Array, *, adaptable: bool = False):
-        self.model, self.data = model, data
         forward, config = model.forward, model.config
         lack = _lack(model)
         self.linear = lack is None
@@ -77,16 +74,19 @@ class Preconditioner(eqx.Module):
         self.along = None if self.linear else getattr(forward, "along", None)
         if self.along not in (None, 0, 1, 2):
             raise ArgumentError("forward.along", self.along, "must be an axis of the box: 0, 1 or 2")
-        self.band_count = BANDS * (1 if self.along is None else CLASSES)
         place = config.decomposition.sharding
         mean = None if self.linear else jnp.zeros(config.particle_shape, data.dtype, device=place)
         none = Adaptation.none(len(medians), self.band_count)  # on the devices, as later ones are
         none = jax.tree.map(lambda x: to_devices(x, config.decomposition.replicated), none)
         self.adaptation = replace(none, mean=mean) if adaptable else None
 
-    def sums(self, x: Array) -> Float[Array, " bands"]:
+    @property
+    def band_count(self) -> int:
+        """Number of bands of the modes."""
+        return BANDS * (1 if self.along is None else CLASSES)
+
+    def sums(self, x: Array, config: Config) -> Float[Array, " bands"]:
         """Sums of a spectrum over the modes of each band."""
-        config = self.model.config
         return bands(config, self.along).sums(x * mode_counts(config, float))
 
     def away(self, parameters: Mapping[str, Array], by: Array) -> dict[str, Array]:
@@ -112,66 +112,64 @@ class Preconditioner(eqx.Module):
         return vector if self.adaptation is None else _times(self.adaptation.factor, vector)
 
     def noise(
-        self, z: Array, scaled: Mapping[str, Array], parameters: Mapping[str, ArrayLike]
+        self, posterior: Any, position: Mapping[str, Any], parameters: Mapping[str, ArrayLike]
     ) -> tuple[Array, Array | float]:
-        """White noise of a position, and the logarithm of the volume of the scales, up to a constant.
-
-        `scaled` are parameters of the position, and `parameters` those of the model.
-        """
-        config = self.model.config
-        width, mean, volume = self._moments(scaled, parameters)
+        """White noise of a position, and the logarithm of the volume of the scales, up to a constant."""
+        z, config = position["noise"], posterior.model.config
+        width, mean, volume = self._moments(posterior, position["parameters"], parameters)
         modes = prfft3d(z, config.decomposition) * width.astype(z.dtype) + mean.astype(_complex(z))
         return pirfft3d(modes, config.particle_shape, config.decomposition), volume
 
-    def position(self, noise: Array, scaled: Mapping[str, Array], parameters: Mapping[str, ArrayLike]) -> Array:
-        """The position of white noise."""
-        config = self.model.config
-        width, mean, _ = self._moments(scaled, parameters)
-        modes = (prfft3d(noise, config.decomposition) - mean) / width
-        return pirfft3d(modes.astype(_complex(noise)), config.particle_shape, config.decomposition)
+    def position(self, posterior: Any, noise: Array, white: Mapping[str, Array]) -> dict[str, Any]:
+        """The position of white noise and whitened parameters."""
+        model, scaled = posterior.model, self.scaled(white)
+        width, mean, _ = self._moments(posterior, scaled, unwhiten(white, model.priors))
+        modes = (prfft3d(noise, model.config.decomposition) - mean) / width
+        noise = pirfft3d(modes.astype(_complex(noise)), model.config.particle_shape, model.config.decomposition)
+        return {"noise": noise, "parameters": scaled}
 
     def observe(
-        self, position: Mapping[str, Any], slope: Mapping[str, Any], parameters: Mapping[str, ArrayLike]
+        self, posterior: Any, position: Mapping[str, Any], slope: Mapping[str, Any]
     ) -> tuple[Float[Array, " n"], Array]:
         """Packed `Observations` from a gradient of the log density at a position, with an adaptation.
 
         The second array is x + d log p / dx for the noise x, where the adaptation estimates the mean of the noise.
         """
         assert self.adaptation is not None
-        scaled, config = position["parameters"], self.model.config
+        scaled, parameters, config = position["parameters"], posterior.parameters(position), posterior.model.config
         decomposition = config.decomposition
-        width, mean, _ = self._moments(scaled, parameters, follow=self.adaptation.mean is not None)
+        width, mean, _ = self._moments(posterior, scaled, parameters, follow=self.adaptation.mean is not None)
         slopes, modes = (prfft3d(tree["noise"], decomposition, norm="ortho") for tree in (slope, position))
         size = slope["noise"].size ** 0.5
 
         def times(other: Array) -> Array:
-            return self.sums(jnp.real(jnp.conj(slopes) * other))
+            return self.sums(jnp.real(jnp.conj(slopes) * other), config)
 
         seen = Observations(
             slopes=_vector(slope["parameters"]),
             sums=times(mean / (width * size)),
-            spreads=times(modes) + self.sums(jnp.ones(())),
+            spreads=times(modes) + self.sums(jnp.ones(()), config),
             squares=times(slopes),
             parameters=self.in_linear_scales(scaled),
         )
         if self.adaptation.mean is None:
             return seen.packed(), jnp.zeros(0)
-        noise, _ = self.noise(position["noise"], scaled, parameters)
+        noise, _ = self.noise(posterior, position, parameters)
         slope_of_noise = (slopes / width).astype(_complex(noise))
         return seen.packed(), noise + pirfft3d(slope_of_noise, config.particle_shape, decomposition, norm="ortho")
 
     def _moments(
-        self, scaled: Mapping[str, Array], parameters: Mapping[str, ArrayLike], *, follow: bool = True
+        self, posterior: Any, scaled: Mapping[str, Array], parameters: Mapping[str, ArrayLike], *, follow: bool = True
     ) -> tuple[Array, Array, Array | float]:
         """Scale and mean of the modes of the noise, and the logarithm of their volume, up to a constant.
 
         The mean follows the parameters, or is fixed at the centre of the adaptation.
         """
-        adaptation, config, volume, width = self.adaptation, self.model.config, 0.0, jnp.ones(())
+        adaptation, config, volume, width = self.adaptation, posterior.model.config, 0.0, jnp.ones(())
         if self.linear:
-            variance, gain = wiener(self.model, parameters)
+            variance, gain = wiener(posterior.model, parameters)
             width, volume = jnp.sqrt(variance), 0.5 * jnp.sum(mode_counts(config, float) * jnp.log(variance))
-            mean = gain * prfft3d(self._contrast(parameters), config.decomposition)
+            mean = gain * prfft3d(_contrast(posterior, parameters), config.decomposition)
         else:
             assert adaptation is not None
             assert adaptation.mean is not None
@@ -183,22 +181,26 @@ class Preconditioner(eqx.Module):
         width = width * each.at(adaptation.scale * jnp.exp(stretch))
         if follow:
             mean = mean * each.at(adaptation.gain(u))
-        return width, mean, volume + jnp.sum(self.sums(jnp.ones(())) * stretch)
+        return width, mean, volume + jnp.sum(self.sums(jnp.ones(()), config) * stretch)
 
-    def wiener_draw(self, key: Array, noise: Array, parameters: Mapping[str, ArrayLike]) -> Float[Array, "nx ny nz"]:
-        """White noise from its posterior in linear theory: a prior draw, moved to the data (Hoffman & Ribak 1991)."""
-        model, config, decomposition = self.model, self.model.config, self.model.config.decomposition
-        _, gain = wiener(model, parameters)
-        variance = model.likelihood.noise_variance(parameters, config)
-        size = jnp.sqrt(jnp.where(jnp.isinf(variance), 0, variance))  # the gain is 0 there
-        errors = jax.random.normal(key, self.data.shape, self.data.dtype)
-        contrast, drawn, errors = (prfft3d(x, decomposition) for x in (self._contrast(parameters), noise, errors))
-        change = gain * (contrast - model.forward.response(parameters) * drawn - size * errors)
-        return noise + pirfft3d(change.astype(_complex(noise)), config.particle_shape, decomposition)
 
-    def _contrast(self, parameters: Mapping[str, ArrayLike]) -> Array:
-        contrast = self.model.likelihood.contrast(self.data, parameters)
-        return of_shape(contrast, self.data.shape, "likelihood.contrast", "a field")
+def wiener_draw(
+    key: Array, noise: Array, posterior: Any, parameters: Mapping[str, ArrayLike]
+) -> Float[Array, "nx ny nz"]:
+    """White noise from its posterior in linear theory: a prior draw, moved to the data (Hoffman & Ribak 1991)."""
+    model, data, decomposition = posterior.model, posterior.data, posterior.model.config.decomposition
+    _, gain = wiener(model, parameters)
+    variance = model.likelihood.noise_variance(parameters, model.config)
+    size = jnp.sqrt(jnp.where(jnp.isinf(variance), 0, variance))  # the gain is 0 there
+    errors = jax.random.normal(key, data.shape, data.dtype)
+    contrast, drawn, errors = (prfft3d(x, decomposition) for x in (_contrast(posterior, parameters), noise, errors))
+    change = gain * (contrast - model.forward.response(parameters) * drawn - size * errors)
+    return noise + pirfft3d(change.astype(_complex(noise)), model.config.particle_shape, decomposition)
+
+
+def _contrast(posterior: Any, parameters: Mapping[str, ArrayLike]) -> Array:
+    contrast = posterior.model.likelihood.contrast(posterior.data, parameters)
+    return of_shape(contrast, posterior.data.shape, "likelihood.contrast", "a field")
 
 
 def _lack(model: Any) -> str | None:

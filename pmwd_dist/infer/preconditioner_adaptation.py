@@ -223,7 +223,7 @@ def adapt(old: Adaptation, observed: np.ndarray, mean: Any, modes: Any, changes:
 
 @eqx.filter_jit
 def _mode_numbers(posterior: Any) -> Array:
-    return posterior.preconditioner.sums(jnp.ones(()))
+    return posterior.preconditioner.sums(jnp.ones(()), posterior.model.config)
 
 
 def mode_numbers(posterior: Any) -> np.ndarray:
@@ -243,7 +243,7 @@ def changes_of_curvature(
     """
     model, preconditioner = posterior.model, posterior.preconditioner
     config, likelihood = model.config, model.likelihood
-    counts = jnp.maximum(preconditioner.sums(jnp.ones(())), 1)
+    counts = jnp.maximum(preconditioner.sums(jnp.ones(()), config), 1)
 
     def curvature(key: Array, position: Any, away: Array) -> Array:
         moved = position | {"parameters": preconditioner.away(position["parameters"], away)}
@@ -252,7 +252,7 @@ def changes_of_curvature(
         data = likelihood.draw(key, field, parameters, config)
         slope = jax.grad(lambda field: likelihood.logdensity(data, field, parameters, config))(field)
         modes = prfft3d(back(slope)[0], config.decomposition, norm="ortho")
-        square = preconditioner.sums(1 + modes.real**2 + modes.imag**2)
+        square = preconditioner.sums(1 + modes.real**2 + modes.imag**2, config)
         return jnp.where(fine, square / counts, jnp.nan)
 
     def logarithm(away: Array) -> Array:
