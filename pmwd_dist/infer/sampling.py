@@ -274,13 +274,12 @@ def _with(run: Run, factor: float, slopes: dict[str, float]) -> Run:
 
 def _warned(chain: Chain, method: Method, energy_variance: float) -> Chain:
     """The chain, with a warning if its steps are too long, or if chains that have not mixed can't show it."""
-    if method == "mclmc":
-        errors, more = step_errors(chain, energy_variance), "take more steps, or look at the traces"
-        if errors.reasons:
-            remedy = "tune for longer, or use a smaller energy_variance"
-            warnings.warn(f"steps of MCLMC are too long: {'; '.join(errors.reasons)}; {remedy}", stacklevel=4)
-        if errors.unmixed:
-            warnings.warn(f"chains of MCLMC have not mixed: {', '.join(errors.unmixed)}; {more}", stacklevel=4)
+    errors, more = step_errors(chain, energy_variance), "take more steps, or look at the traces"
+    if method == "mclmc" and errors.reasons:
+        remedy = "tune for longer, or use a smaller energy_variance"
+        warnings.warn(f"steps of MCLMC are too long: {'; '.join(errors.reasons)}; {remedy}", stacklevel=4)
+    if errors.unmixed:
+        warnings.warn(f"chains have not mixed: {', '.join(errors.unmixed)}; {more}", stacklevel=4)
     return chain
 
 

@@ -40,7 +40,7 @@ cli()
 """
 
 
-@pytest.mark.filterwarnings("ignore:chains of MCLMC have not mixed")
+@pytest.mark.filterwarnings("ignore:chains have not mixed")
 @pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
 def test_tutorials(tutorial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "docs")

@@ -125,3 +125,5 @@ def test_errors_of_steps_are_told_from_chains_that_have_not_mixed() -> None:
     drifting = x + 100 * np.exp(-np.arange(1000) / 200) * (np.arange(4) == 3)[:, None]
     found = errors(drifting, energy, -0.6 * drifting)
     assert found.reasons == [] and found.factor == 1 and found.unmixed[0].startswith("b1 (R-hat 1.")
+    still = errors(np.ones_like(x), energy, 0 * x)
+    assert still.reasons == [] and still.unmixed == ["b1 (R-hat inf, 1 effective samples)"]

@@ -147,7 +147,7 @@ def test_divided_fields_have_the_same_checks(pdims: tuple[int, int]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:chains of MCLMC have not mixed")
+@pytest.mark.filterwarnings("ignore:chains have not mixed")
 def test_too_coarse_a_lattice_is_found(tmp_path: Path) -> None:
     """2LPT of an eighth of the particles does not describe counts of an N-body run; it describes its own."""
 

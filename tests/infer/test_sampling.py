@@ -25,6 +25,7 @@ from benchmarks.mocks import Mocks
 from pmwd_dist import infer
 from pmwd_dist.infer import sampling
 from pmwd_dist.infer.chain import export
+from pmwd_dist.infer.chain.diagnostics import StepErrors
 from pmwd_dist.infer.chain.folder import ChainFolder, identity_of
 from pmwd_dist.infer.preconditioner_adaptation import BANDS
 from pmwd_dist.infer.samplers import mclmc
@@ -209,7 +210,9 @@ def test_a_tuning_that_was_killed_goes_on_to_the_same_bits(
 
 
 @pytest.mark.parametrize("method", ["hmc", "nuts"])
-def test_adjusted_samplers_are_tuned_to_their_acceptance(method: Any, run: tuple[Any, ...], tmp_path: Path) -> None:
+def test_adjusted_samplers_are_tuned_to_their_acceptance(
+    method: Any, run: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     posterior, _, reference = run
     options = OPTIONS | {"thin": 1, "tuning_steps": 400}
     chain = infer.sample(posterior, starts(posterior), steps=200, output=tmp_path, method=method, **options)
@@ -228,6 +231,11 @@ def test_adjusted_samplers_are_tuned_to_their_acceptance(method: Any, run: tuple
     np.testing.assert_allclose(np.mean(chain.noise_sd**2), sd**2, rtol=0.25)
     with pytest.raises(ValueError, match=r"has a chain with method=.*, not 'mclmc'"):
         infer.sample(posterior, starts(posterior), steps=200, output=tmp_path, **options)
+    errors = StepErrors(["of steps that are corrected"], [], ["c (R-hat 1.20, 9 effective samples)"], 1.0, 1.0)
+    monkeypatch.setattr(sampling, "step_errors", lambda *_: errors)
+    with pytest.warns(UserWarning, match="^chains have not mixed: c .R-hat 1.20, 9 effective samples.; ") as warned:
+        infer.sample(posterior, starts(posterior), steps=250, output=tmp_path, method=method, **options)
+    assert len(warned) == 1
 
 
 @pytest.mark.parametrize("method", ["hmc", "nuts"])

@@ -247,7 +247,7 @@ def wavy(noise: Any, parameters: Any) -> Any:
     return 1 + noise + AMPLITUDE * jnp.sin(WAVENUMBER * noise) + 0 * parameters["zeta"]
 
 
-@pytest.mark.filterwarnings("ignore:chains of MCLMC have not mixed")
+@pytest.mark.filterwarnings("ignore:chains have not mixed")
 def test_a_growing_likelihood_leads_chains_to_the_global_maximum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

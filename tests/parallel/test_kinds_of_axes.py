@@ -156,7 +156,7 @@ def chains(config: pmd.Config, cosmo: Any) -> Any:
     return chain.parameters, chain.logdensity, chain.noise_mean
 
 
-@pytest.mark.filterwarnings("ignore:chains of MCLMC have not mixed")  # of four steps
+@pytest.mark.filterwarnings("ignore:chains have not mixed")  # of four steps
 @pytest.mark.parametrize("results", [slopes, maps, chains])
 def test_posteriors_and_light_cones(results: Any, cosmo: Any, single: pmd.Decomposition) -> None:
     wanted = results(config_of(single, 8), cosmo)

@@ -162,7 +162,7 @@ def step_errors(chain: Any, energy_variance: float, largest_bias: float = LARGES
     unmixed, factors = list[str](), {"shift": 1.0, "change the width of": 1.0}
     for name, draws in chain.parameters.items():
         x = np.asarray(draws, float)
-        if x.shape[1] < 4 or np.ptp(x) == 0:
+        if x.shape[1] < 4:
             continue
         if (ratio := rhat(x)) > _UNMIXED or ess_mean(x) < _FEWEST_EFFECTIVE:
             unmixed.append(f"{name} (R-hat {ratio:.2f}, {ess_mean(x):.0f} effective samples)")

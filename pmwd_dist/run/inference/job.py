@@ -195,7 +195,7 @@ def _sample(plan: InferenceJob, posterior: infer.Posterior, positions: Any, watc
             manifest.claim(plan.folder, chain_files(plan.chunks))
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "(steps|chains) of MCLMC")  # the verdict names them
+            warnings.filterwarnings("ignore", "steps of MCLMC|chains have not mixed")  # the verdict names them
             infer.sample(
                 posterior,
                 positions,
