@@ -8,7 +8,7 @@ import shutil
 import stat
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
 from typing import BinaryIO
@@ -23,13 +23,8 @@ def cache_folder() -> Path:
 
 
 @contextmanager
-def atomic_write(path: Path, *, guard: AbstractContextManager[None] | None = None) -> Generator[Path]:
+def atomic_write(path: Path) -> Generator[Path]:
     """Yield a temporary path beside the final one, and rename it to the final one if no error occurs.
-
-    Args:
-      path: the file to write.
-      guard: context in which the file is written, before it is renamed. With `raise_on_all_processes()`, where each
-        process writes a file of its own, no file is kept unless all are complete.
 
     A symbolic link at either name is replaced and never followed.
 
@@ -37,7 +32,7 @@ def atomic_write(path: Path, *, guard: AbstractContextManager[None] | None = Non
       OSError: the file could not be written; nothing is left under either name.
     """
     try:
-        with guard or nullcontext(), write_aside(path) as aside:
+        with write_aside(path) as aside:
             yield aside
         os.replace(temporary(path), path)
     except BaseException:

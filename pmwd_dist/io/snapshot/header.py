@@ -35,8 +35,9 @@ class SnapshotHeader:
       box_size: three sides [Mpc/h].
       counts: number of particles of each type.
       masses: mass of each particle of a type [1e10 Msun/h]; 0 where the header has none.
-      particle_shape: Lagrangian lattice, with particle IDs as indices of its sites; for a snapshot of another code
-        the lattice that its particles of type 1 fill, in the order of the file.
+      indexed: whether particle IDs are indices of lattice sites, as in snapshots of this package.
+      particle_shape: Lagrangian lattice; for a snapshot of another code the lattice that its particles of type 1 fill,
+        in the order of the file.
       mesh_shape: force mesh; where it isn't known, a mesh with a cell per particle of the most numerous type.
       Omega_m, Omega_b, h: parameters of the cosmology; Omega_m and Omega_b are NaN where they aren't known.
       length: unit of length of the file [Mpc/h].
@@ -47,6 +48,7 @@ class SnapshotHeader:
     box_size: Vector3
     counts: tuple[int, ...]
     masses: tuple[float, ...]
+    indexed: bool
     particle_shape: Shape3
     mesh_shape: Shape3
     Omega_m: float
@@ -96,11 +98,6 @@ def units_note(header: SnapshotHeader, path: Path, option: str) -> str | None:
         return None
     sides = " x ".join(f"{side:.5g}" for side in sorted(set(header.box_size)))
     return f"{path} names no unit of length: kpc/h is assumed, for a box of {sides} Mpc/h ({option} sets another)"
-
-
-def has_lattice(file: File) -> bool:
-    """Whether particle IDs are indices of lattice sites, as in snapshots of this package."""
-    return content.has(file, "ParticleMesh")
 
 
 def header_of(file: File) -> Any:
@@ -161,13 +158,15 @@ def _unit_of_positions(files: Sequence[Path], default: float | None) -> Unit:
 
 def _parse(file: File, unit: Unit, default: float | None) -> SnapshotHeader:
     h, a, counts = hubble(file, default), scale_factor(file), read_counts(file, "NumPart_Total")
-    lattice, mesh = _read_shapes(file, counts)
+    indexed = content.has(file, "ParticleMesh")
+    lattice, mesh = _read_shapes(file, counts, indexed=indexed)
     length = units.factor(unit, "length", h, a)
     return SnapshotHeader(
         a=a,
         box_size=_read_sides(file, length),
         counts=counts,
         masses=_read_masses(file, len(counts), h, a),
+        indexed=indexed,
         particle_shape=lattice,
         mesh_shape=mesh,
         Omega_m=_first(file, _OMEGA_M, *_OMEGA),
@@ -208,9 +207,9 @@ def _is_nan(group: Group, name: str) -> bool:
     return one and bool(np.isnan(group.attrs[name]).all())
 
 
-def _read_shapes(file: File, counts: Sequence[int]) -> tuple[Shape3, Shape3]:
+def _read_shapes(file: File, counts: Sequence[int], *, indexed: bool) -> tuple[Shape3, Shape3]:
     """Lattice and mesh of a file."""
-    if has_lattice(file):
+    if indexed:
         own = content.member(file, "ParticleMesh", GROUP)
         lattice, mesh = _shape(own, "LatticeShape"), _shape(own, "MeshShape")
         if math.prod(lattice) != counts[1]:

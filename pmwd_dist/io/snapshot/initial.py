@@ -19,9 +19,8 @@ from pmwd_dist.config import Config, Vector3
 from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology, parameters
 from pmwd_dist.io.snapshot.base import CRITICAL_DENSITY
-from pmwd_dist.io.snapshot.content import opened
 from pmwd_dist.io.snapshot.files import snapshot_files
-from pmwd_dist.io.snapshot.header import SnapshotHeader, has_lattice, named_background, read_header
+from pmwd_dist.io.snapshot.header import SnapshotHeader, named_background, read_header
 from pmwd_dist.io.snapshot.lattice import FARTHEST, find_sites
 from pmwd_dist.io.snapshot.particles import MASSES, POSITIONS, VELOCITIES, check_arrays, check_box, chunks, holds
 from pmwd_dist.io.snapshot.reader import check_memory, read_particles
@@ -88,10 +87,8 @@ class InitialConditions:
             check_memory(files[0], config)
             _check_masses(files, header, float(parameters(cosmo).Omega_cb))
             sites = find_sites(files, header, config)
-            with opened(files[0]) as file:
-                own = has_lattice(file)
         particles = read_particles(files, header, sites, config)
-        if not own:
+        if not header.indexed:
             _check_motion(particles, files[0], cosmo, config)
         return particles
 
@@ -108,8 +105,7 @@ def find_initial_conditions(path: Path, cosmo: Cosmology, config: Config) -> Ini
     header = _header(files, float(own.h), config)
     check_box(header, config)
     count, wanted = header.counts[1], config.particle_shape
-    with opened(files[0]) as file:
-        other = has_lattice(file) and header.particle_shape != wanted
+    other = header.indexed and header.particle_shape != wanted
     if count != math.prod(wanted) or other:
         constraint = f"is not the lattice of the snapshot, which has {count} particles of type 1"
         raise ArgumentError("particle_shape", wanted, constraint, f"its lattice is {header.particle_shape}" * other)

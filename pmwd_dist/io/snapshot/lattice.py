@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pmwd_dist.config import Config
-from pmwd_dist.io.snapshot.content import opened
-from pmwd_dist.io.snapshot.header import SnapshotHeader, has_lattice
+from pmwd_dist.io.snapshot.header import SnapshotHeader
 from pmwd_dist.io.snapshot.particles import CHUNK, IDS, ORDER, POSITIONS, Column, chunks, holds
 
 FARTHEST = 0.25  # largest displacement of particles whose numbers follow a lattice [side of the box]
@@ -61,9 +60,8 @@ def find_sites(files: Sequence[Path], header: SnapshotHeader, config: Config) ->
     IDs and places count from 0 or 1, along the axes in any order. They are tried on the first particles. A lattice
     beside ours has a mean displacement.
     """
-    with opened(files[0]) as file:
-        if has_lattice(file):
-            return OWN
+    if header.indexed:
+        return OWN
     numbers, x = _sample(files, header)
     for column, values in numbers.items():
         tried = [Sites(column, first, axes) for first in (0, 1) for axes in itertools.permutations(range(3))]

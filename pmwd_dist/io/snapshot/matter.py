@@ -220,10 +220,11 @@ def _paint_batch(x: np.ndarray, masses: np.ndarray, config: Config) -> Array:
     def block(index: Any) -> np.ndarray:
         low, high = zip(*(s.indices(n)[:2] for s, n in zip(index, shape, strict=False)), strict=True)
         mine = ((cell >= low) & (cell < high))[:, :2].all(1)  # the lattice has the columns of the mesh
-        sites = np.indices(np.subtract(high, low)).reshape(3, -1).T[: mine.sum()] + low
-        out = np.zeros((math.prod(np.subtract(high, low)), 4), jnp.result_type(float))
+        sides: Any = np.subtract(high, low).tolist()
+        sites = np.indices(sides).reshape(3, -1).T[: mine.sum()] + low
+        out = np.zeros((math.prod(sides), 4), jnp.result_type(float))
         out[: len(sites)] = np.column_stack([x[mine] - sites * (box / shape), masses[mine]])
-        return out.reshape(*np.subtract(high, low), 4)
+        return out.reshape(*sides, 4)
 
     columns = jax.make_array_from_callback((*shape, 4), config.decomposition.sharding, block)
     return cic_paint(columns[..., :3], config, columns[..., 3])

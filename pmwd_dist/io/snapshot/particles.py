@@ -12,7 +12,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.io.snapshot import content, units
 from pmwd_dist.io.snapshot.content import GROUP, Dataset, File, Malformed, opened
-from pmwd_dist.io.snapshot.header import SnapshotHeader, has_lattice, read_counts
+from pmwd_dist.io.snapshot.header import SnapshotHeader, read_counts
 from pmwd_dist.io.snapshot.units import Quantity
 
 CHUNK = 1 << 18  # particles read at a time
@@ -71,7 +71,7 @@ def check_arrays(files: Sequence[Path], header: SnapshotHeader, kind: int, wante
             expected = count_of(file, kind)
             if expected == 0 and not content.has(file, f"PartType{kind}"):
                 continue
-            columns = [*wanted, IDS] if kind == 1 and has_lattice(file) else wanted
+            columns = [*wanted, IDS] if kind == 1 and header.indexed else wanted
             counts = {column.names[0]: len(_array(file, kind, column)) for column in columns}
             counts["Header:NumPart_ThisFile"] = expected
             if len(set(counts.values())) > 1:

@@ -16,9 +16,8 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._memory import available_memory, size
 from pmwd_dist.config import Config
 from pmwd_dist.io.snapshot.base import KM_S_PER_H0
-from pmwd_dist.io.snapshot.content import opened
 from pmwd_dist.io.snapshot.files import snapshot_files
-from pmwd_dist.io.snapshot.header import SnapshotHeader, has_lattice, read_header, units_note
+from pmwd_dist.io.snapshot.header import SnapshotHeader, read_header, units_note
 from pmwd_dist.io.snapshot.lattice import OWN, Sites, displacements
 from pmwd_dist.io.snapshot.particles import ORDER, POSITIONS, VELOCITIES, Column, check_arrays, check_box, chunks
 from pmwd_dist.io.snapshot.units import LengthUnit
@@ -72,8 +71,7 @@ def load_snapshot(
             constraint = f"is not that of the snapshot, {header.particle_shape}"
             raise ArgumentError("particle_shape", config.particle_shape, constraint)
         check_memory(files[0], config)
-        with opened(files[0]) as file:
-            sites = OWN if has_lattice(file) else Sites(ORDER)
+        sites = OWN if header.indexed else Sites(ORDER)
     if note := units_note(header, files[0], "length_unit="):
         warnings.warn(note, stacklevel=2)
     return read_particles(files, header, sites, config), header

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -14,7 +15,7 @@ import numpy as np
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._files import atomic_write, reserve
+from pmwd_dist._files import remove, reserve, temporary, write_aside
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.parameters import parameters
 from pmwd_dist.io.snapshot.base import Part, Precision, SnapshotFormat
@@ -74,8 +75,12 @@ def save_snapshot(
     options: Any = {"format": format, "precision": precision, "compression": compression}
     snapshot = Snapshot(particles, cosmo, config, a, **options)
     path = snapshot.path(Path(path))
-    with atomic_write(path, guard=raise_on_all_processes()) as aside:
-        snapshot.write(aside, snapshot.chunks())
+    try:
+        with raise_on_all_processes(), write_aside(path) as aside:
+            snapshot.write(aside, snapshot.chunks())
+        os.replace(temporary(path), path)  # the files of all processes are complete
+    finally:
+        remove(temporary(path))
     barrier("snapshot")  # a process may read the files of all next
     return path
 
