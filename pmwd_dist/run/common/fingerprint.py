@@ -45,10 +45,7 @@ def identity(job: Job) -> Identity:
     Files are represented by digests of their content. Version and floating-point precision are keys, too.
     """
     found: Identity = {"version": versions()["pmwd-dist"], "precision": _precision()}
-    for name in type(job.settings).sections:
-        section = job.settings.section(name)
-        content = {} if section is None else section.model_dump(mode="json")
-        found |= {f"{name}.{key}": value for key, value in content.items() if not may_change(f"{name}.{key}")}
+    found |= {key: value for key, value in job.settings.values().items() if not may_change(key)}
     box = job.settings.box
     found["box.particles"] = list(box.particles or box.mesh)
     if job.simulation.table is not None:
@@ -93,13 +90,7 @@ def differences(kept: Identity, own: Identity, holder: str) -> list[str]:
 
 def compare_processes(job: Job, **options: Any) -> None:
     """Raise ValueError unless all processes have the same job, versions, options and random numbers. Collective."""
-    settings = {
-        f"{name}.{key}": value
-        for name in type(job.settings).sections
-        if (section := job.settings.section(name)) is not None
-        for key, value in section.model_dump(mode="json").items()
-    }
-    own = {**settings, **identity(job), **options, "folder": str(job.folder.absolute())}
+    own = {**job.settings.values(), **identity(job), **options, "folder": str(job.folder.absolute())}
     own |= {f"the version of {name}": text for name, text in versions().items()}
     options_of_jax: Any = jax.config
     own |= {name: getattr(options_of_jax, name) for name in _RANDOM}

@@ -257,6 +257,11 @@ class Settings(BaseModel):
         found: Any = reduce(getattr, name.split("."), self)
         return found
 
+    def values(self) -> dict[str, Any]:
+        """Values of all keys, such as "box.size", as JSON holds them."""
+        there = {name: section for name in self.sections if (section := self.section(name)) is not None}
+        return {f"{n}.{key}": x for n, section in there.items() for key, x in section.model_dump(mode="json").items()}
+
     @property
     def particle_count(self) -> int:
         """Number of particles."""
