@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+
 import jax
 import pytest
 
 from pmwd_dist._jax.profile import Profile, recording
-from pmwd_dist.run.common import deadline
-from pmwd_dist.run.common.deadline import Clock
+from pmwd_dist.run.common import control
+from pmwd_dist.run.common.control import Control
+from pmwd_dist.run.common.signals import Interrupted, StopRequest
 from pmwd_dist.run.settings.section import duration, duration_text
 
 
@@ -46,28 +50,41 @@ class Time:
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     time = Time()
-    monkeypatch.setattr(deadline, "time", time)
+    monkeypatch.setattr(control, "time", time)
     return time
 
 
+def control_of(profile: Profile, limit: float | None = None) -> Control:
+    return Control(Path("run"), StopRequest(), profile, limit)
+
+
+def stopped(job: Control) -> bool:
+    """Whether the time is over."""
+    try:
+        job.raise_if_stopped("after a step")
+    except Interrupted:
+        return True
+    return False
+
+
 def test_checkpoints_by_steps():
-    due = Clock(3, None, Profile(0.0)).checkpoint_due
-    assert [step for step in range(1, 8) if due(step)] == [3, 6]
-    assert not any(map(Clock(0, None, Profile(0.0)).checkpoint_due, range(1, 8)))
+    due = control_of(Profile(0.0)).checkpoint_due
+    assert [step for step in range(1, 8) if due(step, 3)] == [3, 6]
+    assert not any(due(step, 0) for step in range(1, 8))
 
 
 def test_checkpoints_by_the_clock(time: Time):
-    due = Clock("1 min", None, Profile(0.0)).checkpoint_due
+    due = control_of(Profile(0.0)).checkpoint_due
     found = []
     for step in range(1, 8):
         time.now += 25
-        if due(step):
+        if due(step, "1 min"):
             found.append(step)
     assert found == [3, 6]
 
 
 def test_time_limit_leaves_time_for_the_longest_step(time: Time):
-    over = Clock(0, 100.0, Profile(90.0)).time_is_over  # 10 s of the 100 s are gone
+    over = partial(stopped, control_of(Profile(90.0), 100.0))  # 10 s of the 100 s are gone
     assert not over()
     for seconds, expected in ((40, False), (5, False), (6, True)):
         time.now += seconds
@@ -76,7 +93,7 @@ def test_time_limit_leaves_time_for_the_longest_step(time: Time):
 
 def test_compilation_is_not_part_of_the_longest_step(time: Time):
     with recording(90.0) as profile:
-        over = Clock(0, 100.0, profile).time_is_over
+        over = partial(stopped, control_of(profile, 100.0))
         assert not over()
         jax.monitoring.record_event_time_span("/jax/core/compile/backend_compile_duration", 100.0, 135.0)
         for seconds in (40, *[5] * 9):  # 35 of the first 40 s are compilation
@@ -87,7 +104,7 @@ def test_compilation_is_not_part_of_the_longest_step(time: Time):
 
 
 def test_a_run_without_time_takes_one_step(time: Time):
-    over = Clock(0, 1.0, Profile(0.0)).time_is_over
+    over = partial(stopped, control_of(Profile(0.0), 1.0))
     assert not over()
     assert over()
-    assert not Clock(0, None, Profile(0.0)).time_is_over()
+    assert not stopped(control_of(Profile(0.0)))

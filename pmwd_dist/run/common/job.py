@@ -18,45 +18,17 @@ import numpy as np
 
 from pmwd_dist._files import message
 from pmwd_dist._jax.native import native_available
-from pmwd_dist._jax.profile import Profile, recording
+from pmwd_dist._jax.profile import recording
 from pmwd_dist._memory import size
 from pmwd_dist.parallel import distributed
-from pmwd_dist.run.common.deadline import Clock
+from pmwd_dist.run.common.control import Control
 from pmwd_dist.run.common.fingerprint import versions
 from pmwd_dist.run.common.folder import REPORT, Listener, Log, hold_folder, status_of
 from pmwd_dist.run.common.report import write_report
 from pmwd_dist.run.common.resources import peak_memory
-from pmwd_dist.run.common.signals import Interrupted, StopRequest, stop_requests
+from pmwd_dist.run.common.signals import Interrupted, stop_requests
 from pmwd_dist.run.settings import Settings, SimulationSetup
-from pmwd_dist.run.settings.section import duration_text
 from pmwd_dist.run.settings.table import power_name
-
-
-@dataclass(frozen=True)
-class Control:
-    """Signals, profile and time limit of a job.
-
-    Args:
-      limit: seconds from the start of the program until the job has to be over, or None.
-    """
-
-    folder: Path
-    stop: StopRequest
-    profile: Profile
-    limit: float | None
-
-    def clock(self, every: int | str = 0) -> Clock:
-        """A clock of this job, with an interval between checkpoints."""
-        return Clock(every, self.limit, self.profile)
-
-    def raise_if_stopped(self, done: str, clock: Clock) -> None:
-        """Raise Interrupted after a signal, or if the next step may end after the time limit. Collective."""
-        resume = f"pmwd-dist resume {self.folder}"
-        if number := self.stop.received():
-            raise Interrupted(f"interrupted {done}; go on with `{resume}`", number)
-        if clock.time_is_over():
-            limit = duration_text(self.limit or 0)
-            raise Interrupted(f"stopped {done}, by the time limit; go on with `{resume} --time-limit {limit}`", 0)
 
 
 @dataclass(frozen=True)

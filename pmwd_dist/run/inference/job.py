@@ -21,8 +21,8 @@ from pmwd_dist.infer.sampling import lowered
 from pmwd_dist.io.arrays import ArrayFileError, Arrays
 from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes
 from pmwd_dist.run.common import manifest, resources
+from pmwd_dist.run.common.control import Control
 from pmwd_dist.run.common.folder import Log, StartError, start_errors
-from pmwd_dist.run.common.job import Control
 from pmwd_dist.run.inference.inputs import data_of, key_of, starts_of
 from pmwd_dist.run.inference.memory import RUNTIME, arguments_like
 from pmwd_dist.run.inference.plan import START, InferenceJob
@@ -109,7 +109,6 @@ class _Watch:
         self._plan, self._log, self._control = plan, log, control
         self._compile_verdict, self.ahead = compile_verdict, list[Future[None]]()
         self._compiled = 0.0
-        self._of_blocks, self._of_chunks = (control.clock() for _ in range(2))
         self._before, self._shown = time.perf_counter(), -_BETWEEN_LINES
         with start_errors():
             self._draws = _earlier(plan.folder)
@@ -131,7 +130,7 @@ class _Watch:
                 f"{again if progress.restarts else f'tuned in {sampler.tuning_steps} steps'}: {numbers}", seconds
             )
         if progress.chunks < self._plan.chunks:
-            self._control.raise_if_stopped(f"after chunk {progress.chunks} of {self._plan.chunks}", self._of_chunks)
+            self._control.raise_if_stopped(f"after chunk {progress.chunks} of {self._plan.chunks}", "chunk")
 
     def tuned(self, progress: infer.TuningProgress) -> None:
         """Called after each block of tuning steps; there may be hundreds."""
@@ -142,7 +141,7 @@ class _Watch:
             sizes = f"step size {progress.step_size:.3g}, L {progress.L:.3g}"
             text = f"tuning {progress.share:.0%}  {sizes}  {seconds:.1f} s"
             self._log("tuning", text, **progress._asdict(), seconds=seconds)
-        self._control.raise_if_stopped(f"{progress.share:.0%} through the tuning", self._of_blocks)
+        self._control.raise_if_stopped(f"{progress.share:.0%} through the tuning", "block")
 
     def _log_chunk(self, progress: infer.Progress, seconds: float, compiled: float) -> None:
         sampler, draws = self._plan.settings.sampler, progress.draws

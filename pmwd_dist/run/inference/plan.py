@@ -22,9 +22,10 @@ from pmwd_dist.infer.model import POSITIVE
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.run.common import resources
+from pmwd_dist.run.common.control import Control
 from pmwd_dist.run.common.data_files import NOISE, read_files, read_noise
 from pmwd_dist.run.common.folder import Log
-from pmwd_dist.run.common.job import Control, Job, three
+from pmwd_dist.run.common.job import Job, three
 from pmwd_dist.run.inference.memory import RUNTIME, InferenceMemory, hopeless, inference_memory, inference_problem
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSetup, build
 from pmwd_dist.run.settings.inference import CHAINS

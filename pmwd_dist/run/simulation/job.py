@@ -37,9 +37,9 @@ from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.stepping.host import StepSchedule
 from pmwd_dist.pm.stepping.step import Moved
 from pmwd_dist.run.common import manifest
+from pmwd_dist.run.common.control import Control
 from pmwd_dist.run.common.fingerprint import identity
 from pmwd_dist.run.common.folder import Log, check_identity, start_errors
-from pmwd_dist.run.common.job import Control
 from pmwd_dist.run.common.resources import peak_memory
 from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.settings import SimulationSetup
@@ -227,16 +227,16 @@ def _replicated(tree: T, plan: SimulationJob) -> T:
 
 def _advance_all(plan: SimulationJob, progress: Progress, log: Log, control: Control, writer: Writer) -> None:
     """Take all remaining steps and write their outputs; write a checkpoint if one of them fails."""
-    clock = control.clock(plan.settings.output.checkpoint_every)
+    every = plan.settings.output.checkpoint_every
     try:
         _output_if_due(plan, progress, log, writer)  # also on resuming: the output may be what failed
         while progress.step < plan.steps:
-            control.raise_if_stopped(f"after step {progress.step} of {plan.steps}", clock)
+            control.raise_if_stopped(f"after step {progress.step} of {plan.steps}")
             _step(plan, progress, log)
             if writer.finished():
                 writer.finish()
             _output_if_due(plan, progress, log, writer)
-            if progress.step < plan.steps and clock.checkpoint_due(progress.step):
+            if progress.step < plan.steps and control.checkpoint_due(progress.step, every):
                 writer.finish()  # before a checkpoint after it
                 _checkpoint(plan, progress, log)
         writer.finish()

@@ -23,9 +23,10 @@ from pmwd_dist.pm.noise import NoiseKind
 from pmwd_dist.pm.time_steps import step_times
 from pmwd_dist.report import drawing, results
 from pmwd_dist.run.common import resources
+from pmwd_dist.run.common.control import Control
 from pmwd_dist.run.common.data_files import NOISE, read_files, read_noise
 from pmwd_dist.run.common.folder import Log
-from pmwd_dist.run.common.job import Control, Job, three
+from pmwd_dist.run.common.job import Job, three
 from pmwd_dist.run.settings import SettingsError, SimulationSettings, SimulationSetup, build, observables
 from pmwd_dist.run.settings.light_cone import coverage_warnings
 from pmwd_dist.run.settings.observables import MASK
