@@ -22,10 +22,10 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.cosmology.parameters import with_dark_energy as with_dark_energy
     from pmwd_dist.cosmology.parameters import with_neutrinos as with_neutrinos
     from pmwd_dist.io.compilation_cache import enable_compilation_cache as enable_compilation_cache
-    from pmwd_dist.io.snapshot import load_initial_conditions as load_initial_conditions
-    from pmwd_dist.io.snapshot import load_snapshot as load_snapshot
-    from pmwd_dist.io.snapshot import save_snapshot as save_snapshot
-    from pmwd_dist.io.snapshot import snapshot_density as snapshot_density
+    from pmwd_dist.io.snapshot.initial import load_initial_conditions as load_initial_conditions
+    from pmwd_dist.io.snapshot.matter import snapshot_density as snapshot_density
+    from pmwd_dist.io.snapshot.reader import load_snapshot as load_snapshot
+    from pmwd_dist.io.snapshot.writer import save_snapshot as save_snapshot
     from pmwd_dist.observe.power import PowerSpectrum as PowerSpectrum
     from pmwd_dist.observe.power import power_spectrum as power_spectrum
     from pmwd_dist.ops.kernels import export_safety_checks as export_safety_checks

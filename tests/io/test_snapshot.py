@@ -19,7 +19,10 @@ import problems
 import pytest
 
 import pmwd_dist as pmd
-from pmwd_dist.io.snapshot import chunks, load_snapshot, read_header, save_snapshot, writer
+from pmwd_dist.io.snapshot import chunks, writer
+from pmwd_dist.io.snapshot.header import read_header
+from pmwd_dist.io.snapshot.reader import load_snapshot
+from pmwd_dist.io.snapshot.writer import save_snapshot
 
 BOX, N, A = 50.0, 8, 0.5
 SHAPE = (N, N, 2 * N)

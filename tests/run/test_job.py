@@ -22,7 +22,7 @@ from runs import SMALL, Events, assert_same, command, kill_loop, make, resumed
 import pmwd_dist as pmd
 from pmwd_dist.cli.display import Display
 from pmwd_dist.io import checkpoint
-from pmwd_dist.io.snapshot import Snapshot
+from pmwd_dist.io.snapshot.writer import Snapshot
 from pmwd_dist.pm.stepping.step import ended
 from pmwd_dist.report import results
 from pmwd_dist.run.common import manifest

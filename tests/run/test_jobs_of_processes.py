@@ -99,7 +99,7 @@ def finish(codes):
 
 SCRIPT = """
 import time
-from pmwd_dist.io.snapshot import Snapshot
+from pmwd_dist.io.snapshot.writer import Snapshot
 swift = "output.snapshot='swift'"
 rename, write = os.replace, Snapshot.write
 

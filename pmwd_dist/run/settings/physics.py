@@ -28,7 +28,7 @@ from pmwd_dist.cosmology.linear_power import (
 )
 from pmwd_dist.cosmology.parameters import Cosmology, parameters
 from pmwd_dist.cosmology.transfer import outside_table
-from pmwd_dist.io.snapshot import InitialConditions, find_initial_conditions
+from pmwd_dist.io.snapshot.initial import InitialConditions, find_initial_conditions
 from pmwd_dist.parallel.autotune import remembered
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
 from pmwd_dist.parallel.distributed import to_devices

@@ -11,7 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from pmwd_dist.cosmology.linear_power import DEFAULT, TRANSFERS
-from pmwd_dist.io.snapshot import Compression, Format, Precision
+from pmwd_dist.io.snapshot.base import Precision
+from pmwd_dist.io.snapshot.writer import Compression, Format
 from pmwd_dist.observe.shells import Assignment
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3
 from pmwd_dist.parallel.defaults import BackendName, HaloComm, TransposeComm

@@ -14,7 +14,7 @@ from pmwd_dist._jax.profile import part
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.io.arrays import Arrays, write_arrays
-from pmwd_dist.io.snapshot import Snapshot
+from pmwd_dist.io.snapshot.writer import Snapshot
 from pmwd_dist.observe.power import power_spectrum, shot_noise
 from pmwd_dist.observe.sheet import slab_density
 from pmwd_dist.parallel import distributed

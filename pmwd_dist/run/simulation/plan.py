@@ -16,7 +16,7 @@ import numpy as np
 from pmwd_dist._files import free_space
 from pmwd_dist._jax.profile import part
 from pmwd_dist._memory import available_memory, size
-from pmwd_dist.io.snapshot import FORMATS
+from pmwd_dist.io.snapshot.writer import FORMATS
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import from_main, raise_on_all_processes
 from pmwd_dist.pm.noise import NoiseKind

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from pmwd_dist._files import remove, temporary, write_aside
 from pmwd_dist._jax.profile import part
-from pmwd_dist.io.snapshot import Snapshot
+from pmwd_dist.io.snapshot.writer import Snapshot
 from pmwd_dist.parallel.distributed import all_processes, raise_on_all_processes
 from pmwd_dist.pm.status import Status
 
