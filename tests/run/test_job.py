@@ -24,7 +24,7 @@ from pmwd_dist.cli.display import Display
 from pmwd_dist.io import checkpoint
 from pmwd_dist.io.snapshot.writer import Snapshot
 from pmwd_dist.pm.stepping.step import ended
-from pmwd_dist.report import results
+from pmwd_dist.report import drawing, results
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.folder import Event
 from pmwd_dist.run.common.job import execute
@@ -297,6 +297,19 @@ def test_disk_that_fills_up_ends_the_run_in_one_line(tmp_path: Path, monkeypatch
     assert (tmp_path / "run" / "power_z1.000.csv").exists()
     assert command("resume", tmp_path / "run") == 0
     assert (tmp_path / "run" / "snapshot_z1.000.hdf5").exists()
+
+
+def test_figures_that_fail_do_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(figure, path):
+        raise OSError(28, os.strerror(28), str(path))
+
+    monkeypatch.setattr(drawing, "draw", lambda paths: None)
+    monkeypatch.setattr(results, "save", full)
+    plan, events = make(tmp_path / "run", "output.snapshot=none", "output.redshifts=0"), Events()
+    execute(plan, events)
+    assert [event.status for event in events.of("end")] == ["finished"]
+    (warning,) = events.of("warning")
+    assert warning.message.startswith(f"figures are missing: {plan.folder}/power.png: No space left on device; `pmwd-")
 
 
 class _Steps(Events):

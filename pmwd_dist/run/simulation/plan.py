@@ -13,12 +13,12 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from pmwd_dist._files import free_space
+from pmwd_dist._files import free_space, message
 from pmwd_dist._jax.profile import part
 from pmwd_dist._memory import available_memory, size
 from pmwd_dist.io.snapshot.writer import FORMATS
 from pmwd_dist.parallel import distributed
-from pmwd_dist.parallel.distributed import from_main, raise_on_all_processes
+from pmwd_dist.parallel.distributed import from_main
 from pmwd_dist.pm.noise import NoiseKind
 from pmwd_dist.pm.time_steps import step_times
 from pmwd_dist.report import drawing, results
@@ -240,9 +240,11 @@ class SimulationJob(Job):
         from pmwd_dist.run.simulation.job import run
 
         run(self, log, control, checkpoint)
-        with raise_on_all_processes():
-            if distributed.is_main():
+        if distributed.is_main():
+            try:
                 self.draw()
+            except (OSError, ValueError) as error:
+                log.warn(f"figures are missing: {message(error)}; `pmwd-dist report {self.folder}` draws them")
 
     def draw(self) -> None:
         """Wait for the figures, and draw the ones that are missing."""
