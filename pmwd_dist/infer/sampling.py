@@ -39,7 +39,7 @@ from pmwd_dist.infer.chain.chain import (
     restored_numbers,
     unpack,
 )
-from pmwd_dist.infer.chain.diagnostics import LARGEST_BIAS, LARGEST_REMAINDER, step_errors
+from pmwd_dist.infer.chain.diagnostics import FEW_FAILURES, LARGEST_BIAS, LARGEST_REMAINDER, step_errors
 from pmwd_dist.infer.chain.folder import ChainFolder, chain_of, identity_of
 from pmwd_dist.infer.chain.progress import is_shown, with_bar
 from pmwd_dist.infer.lensing import Convergence
@@ -113,7 +113,8 @@ def sample(
       SimulationError: the first positions, or too many steps, failed.
 
     Warns:
-      UserWarning: steps of MCLMC that are still too long, with the range of parameters, or chains that have not mixed.
+      UserWarning: steps of MCLMC that are still too long, with the range of parameters; failed steps; or chains that
+        have not mixed.
 
     Examples:
       >>> starts = jax.vmap(posterior.initial)(jax.random.split(jax.random.key(0), 4))
@@ -273,11 +274,14 @@ def _with(run: Run, factor: float, slopes: dict[str, float]) -> Run:
 
 
 def _warned(chain: Chain, method: Method, energy_variance: float) -> Chain:
-    """The chain, with a warning if its steps are too long, or if chains that have not mixed can't show it."""
+    """The chain, with a warning of steps that are too long or failed, and of chains that have not mixed."""
     errors, more = step_errors(chain, energy_variance), "take more steps, or look at the traces"
     if method == "mclmc" and errors.reasons:
         remedy = "tune for longer, or use a smaller energy_variance"
         warnings.warn(f"steps of MCLMC are too long: {'; '.join(errors.reasons)}; {remedy}", stacklevel=4)
+    if chain.failures > FEW_FAILURES * chain.energy_change.size:
+        where = f"{chain.failures} of {chain.energy_change.size} steps failed, and the draws leave that region out"
+        warnings.warn(f"{where}; look at the priors, the halo and the steps of the simulation", stacklevel=4)
     if errors.unmixed:
         warnings.warn(f"chains have not mixed: {', '.join(errors.unmixed)}; {more}", stacklevel=4)
     return chain

@@ -18,6 +18,7 @@ from pmwd_dist._errors import ArgumentError
 Chains = Float[np.ndarray, "chains draws"]
 
 LARGEST_BIAS = 0.05  # discretisation bias of a mean to correct once and to warn of [standard deviations]
+FEW_FAILURES = 1e-3  # share of failed steps that is no matter
 LARGEST_REMAINDER = 0.15  # bias after a correction for which chains start over again: the draws are worth more
 _WIDTH = 0.03  # discretisation bias of a standard deviation for which steps are too long
 _CHAIN, _TAIL = 4.0, 30.0  # energy variance per target for which steps are too long: of a chain, and of a part of draws

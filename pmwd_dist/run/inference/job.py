@@ -194,7 +194,8 @@ def _sample(plan: InferenceJob, posterior: infer.Posterior, positions: Any, watc
             manifest.claim(plan.folder, chain_files(plan.chunks))
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "steps of MCLMC|chains have not mixed")  # the verdict names them
+            # The verdict names them.
+            warnings.filterwarnings("ignore", "steps of MCLMC|.* steps failed|chains have not mixed")
             infer.sample(
                 posterior,
                 positions,

@@ -16,7 +16,7 @@ from jax import Array
 from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.profile import part
-from pmwd_dist.infer.chain.diagnostics import step_errors, stuck
+from pmwd_dist.infer.chain.diagnostics import FEW_FAILURES, step_errors, stuck
 from pmwd_dist.io.arrays import Arrays, read_arrays
 from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes, to_devices, to_host
 from pmwd_dist.parallel.fft import pirfft3d
@@ -31,7 +31,6 @@ from pmwd_dist.run.inference.plan import DATA, InferenceJob
 from pmwd_dist.run.inference.predictive import Comparison, Images, compare, plane_seen, seen, some_draws
 from pmwd_dist.run.settings import InferenceSettings, read_as
 
-_FAILURES = 1e-3  # share of the steps
 _FEWEST = 4  # draws of a chain, for R-hat
 _UNMIXED = 1.1  # R-hat of chains that more steps may not help
 _ACCEPTED = 0.5  # share of the trajectories
@@ -182,7 +181,7 @@ def find_reasons(plan: InferenceJob, chain: infer.Chain) -> list[str]:
     elif (accepted := float(np.mean(chain.acceptance_rate))) < _ACCEPTED:
         share = f"{accepted:.0%} of the trajectories are accepted, fewer than {_ACCEPTED:.0%}"
         reasons.append(f"{share}; raise sampler.tuning_steps")
-    if chain.failures > _FAILURES * chain.energy_change.size:
+    if chain.failures > FEW_FAILURES * chain.energy_change.size:
         reasons.append(f"{chain.failures} steps failed; look at the priors, devices.halo and time.steps")
     return reasons
 
