@@ -40,7 +40,7 @@ from pmwd_dist.run.simulation.observables import shares_seen, wanted
 from pmwd_dist.run.simulation.planning import enough_devices, linear_displacement
 from pmwd_dist.run.simulation.programs import Stage, least_memory, run_memory
 
-_PINNED = 1 << 36  # XLA's largest pinned memory of a process [bytes]
+_GPU_BUFFER = 1 << 29  # of an output [bytes]: chunks that are written soon are still in the caches
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,14 @@ class SimulationJob(Job):
 
     @cached_property
     def output_buffer(self) -> int:
-        """Host memory of a process for a snapshot that is written beside steps, at most half of the rest [bytes].
+        """Host memory of a process for a snapshot that is written beside steps [bytes].
 
-        Chunks of GPUs wait in pinned memory, which grows by doubling: they fill half of it.
+        At most half of the rest; less on GPUs, whose steps take far less time than a snapshot.
         """
-        on_host = resources.room().processes > 0
-        rest = available_memory()[0] - (self._needed if on_host else 0)
-        buffer = max(0, min(self.snapshot_size, rest // (2 if on_host else 4))) // jax.process_count()
-        return buffer if on_host else min(buffer, _PINNED // 2)
+        if not resources.room().processes:
+            return min(self.snapshot_size // jax.process_count(), _GPU_BUFFER)
+        rest = available_memory()[0] - self._needed
+        return max(0, min(self.snapshot_size, rest // 2)) // jax.process_count()
 
     @property
     def snapshot_size(self) -> int:
