@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import replace
 from typing import Any
 
 import diffrax
@@ -95,7 +95,7 @@ def force_reference(
     Raises:
       SimulationError: the finer simulation fails.
     """
-    table, measured = growth_table(cosmo), _with_mesh(fine, _cells(config))
+    table, measured = growth_table(cosmo), _measured(fine, config)
 
     def start(config: Config) -> Particles:
         noise = white_noise(key, config, nested=True, fixed=fixed, paired=paired)
@@ -110,7 +110,7 @@ def force_reference(
 def force_error(correction: ForceCorrection | None, reference: ForceReference) -> ForceError:
     """P(k) and r(k) of a simulation with a correction, or without one, against its reference."""
     config, times = reference.config, reference.scale_factors
-    measured = _with_mesh(config, _cells(config))
+    measured = _measured(config, config)
     solution = nbody(
         reference.particles,
         reference.table,
@@ -187,16 +187,10 @@ def train_force(
     return correction, np.asarray(history)
 
 
-def _cells(config: Config) -> tuple[int, int, int]:
-    """Two cells a particle along each axis."""
-    x, y, z = config.particle_shape
-    return 2 * x, 2 * y, 2 * z
-
-
-def _with_mesh(config: Config, mesh_shape: tuple[int, int, int]) -> Config:
-    own = {field.name: getattr(config, field.name) for field in fields(config)}
-    changed: dict[str, Any] = own | {"mesh_shape": mesh_shape, "halo": "auto"}  # a fixed halo is in cells
-    return Config(**changed)
+def _measured(config: Config, like: Config) -> Config:
+    """A simulation with a mesh of two cells a particle of another one, along each axis."""
+    x, y, z = like.particle_shape
+    return replace(config, mesh_shape=(2 * x, 2 * y, 2 * z), halo="auto")  # a fixed halo is in cells
 
 
 def _saved(config: Config, scale_factors: Sequence[float]) -> diffrax.SaveAt:

@@ -148,7 +148,7 @@ class ShapeNoise(eqx.Module):
     """
 
     quantity: ClassVar[str] = r"convergence $\kappa$"
-    sigma: Float[Array, " sources"]
+    sigma: Float[Array, "sources ..."]
     mask: Array | None
     shape: tuple[int, ...] = eqx.field(static=True)
 
@@ -165,23 +165,22 @@ class ShapeNoise(eqx.Module):
         if self.mask is not None and self.mask.shape not in (self.shape, self.shape[1:]):
             raise ArgumentError("mask.shape", self.mask.shape, f"must be {self.shape} or {self.shape[1:]}")
         sigma = ellipticity / np.sqrt(density * maps.pixel_area)
-        self.sigma = jnp.asarray(np.broadcast_to(sigma, self.shape[:1]), float)
+        sigma = np.broadcast_to(sigma, self.shape[:1]).reshape(-1, *(1,) * (len(self.shape) - 1))
+        self.sigma = jnp.asarray(sigma, float)
 
     def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Logarithm of the density of the data, up to a constant."""
-        del parameters, config
-        chi = (seen(data, self.mask) - seen(field, self.mask)) / self._each(field)
-        return -0.5 * jnp.sum(chi**2)
+        return -0.5 * jnp.sum(self.residual(data, field, parameters, config) ** 2)
 
     def draw(self, key: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """The maps with random noise, also behind the mask."""
         del parameters, config
-        return field + self._each(field) * jax.random.normal(key, field.shape, field.dtype)
+        return field + self.sigma.astype(field.dtype) * jax.random.normal(key, field.shape, field.dtype)
 
     def residual(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Data less the maps in units of the noise; 0 behind the mask."""
         del parameters, config
-        return seen((data - field) / self._each(field), self.mask)
+        return (seen(data, self.mask) - seen(field, self.mask)) / self.sigma.astype(field.dtype)
 
     def check(self, data: Any, config: Config) -> None:
         """Raise ValueError unless data are finite numbers where the mask shows them."""
@@ -190,6 +189,3 @@ class ShapeNoise(eqx.Module):
         if data.shape != self.shape:
             raise ArgumentError("data.shape", data.shape, f"must be {self.shape}", "one map for each source")
         check_finite(np.asarray(data), self.mask)
-
-    def _each(self, field: Array) -> Array:
-        return self.sigma.astype(field.dtype).reshape(-1, *(1,) * (len(self.shape) - 1))

@@ -123,13 +123,11 @@ class Gaussian(eqx.Module):
 
     def check(self, data: Any, config: Config) -> None:
         """Raise ValueError unless data are finite numbers where the mask shows them."""
-        _check_shapes(config, mask=self.mask, sigma=self.sigma)
+        _checked_data(data, config, self.mask, sigma=self.sigma)
         fundamental = 2 * math.pi / max(config.box_size)
         if self.k_max is not None and self.k_max < fundamental * (1 - 1e-6):
             constraint = f"leaves no mode of a box of {max(config.box_size):g} Mpc/h"
             raise ArgumentError("k_max", self.k_max, constraint, f"use more than {fundamental:.4g} h/Mpc")
-        data = np.asarray(mesh_field(data, config, "data"))
-        check_finite(data, self.mask)
 
     def contrast(self, data: Array, parameters: Mapping[str, ArrayLike]) -> Array:
         """Data minus the mean with all modes, 0 behind the mask."""
@@ -223,9 +221,7 @@ class Poisson(eqx.Module):
 
     def check(self, data: Any, config: Config) -> None:
         """Raise ValueError unless data are counts where the mask shows them, and 0 where the selection is 0."""
-        _check_shapes(config, mask=self.mask, selection=self.selection, nbar=self.nbar)
-        data = np.asarray(mesh_field(data, config, "data"))
-        check_finite(data, self.mask)
+        data = _checked_data(data, config, self.mask, selection=self.selection, nbar=self.nbar)
         data = np.asarray(seen(data, self.mask))
         wrong = (data < 0) | (data != np.rint(data))
         if wrong.any():
@@ -265,6 +261,11 @@ def seen(x: Array, mask: Array | None, hidden: float = 0) -> Array:
     return x if mask is None else jnp.where(mask > 0, x, hidden)
 
 
+def shown(mask: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Whether there are data in each cell or pixel, on the host."""
+    return np.broadcast_to(True if mask is None else np.asarray(mask) > 0, shape)
+
+
 def _unless_hidden(values: np.ndarray, fine: np.ndarray, mask: Array | None, hidden: float) -> np.ndarray:
     """Values with a constant instead of wrong values behind the mask."""
     if mask is None or values.shape != mask.shape:
@@ -298,29 +299,32 @@ def checked_mask(mask: Any) -> Array | None:
     return jnp.asarray(mask, float)
 
 
-def _check_shapes(config: Config, **arrays: Any) -> None:
-    for name, x in arrays.items():
+def _checked_data(data: Any, config: Config, mask: Array | None, **fields: Any) -> np.ndarray:
+    """Data on the mesh, on the host; ValueError unless they are finite, and all fields are on the mesh."""
+    for name, x in {"mask": mask, **fields}.items():
         if x is not None and jnp.ndim(x) > 0 and jnp.shape(x) != config.mesh_shape:
             raise ArgumentError(f"{name}.shape", jnp.shape(x), f"must be mesh_shape={config.mesh_shape}")
+    data = np.asarray(mesh_field(data, config, "data"))
+    check_finite(data, mask)
+    return data
 
 
 def check_finite(data: np.ndarray, mask: Array | None) -> None:
     """Raise ValueError unless the data are finite numbers where the mask shows them."""
-    shown = np.broadcast_to(True if mask is None else np.asarray(mask) > 0, data.shape)
-    wrong = shown & ~np.isfinite(data)
+    there = shown(mask, data.shape)
+    wrong = there & ~np.isfinite(data)
     if wrong.any():
         index = tuple(int(i) for i in np.argwhere(wrong)[0])
         constraint = f"holds {int(wrong.sum())} values that are no finite numbers, the first at {index}"
         raise ArgumentError("data", data, constraint, "mask those cells", show_value=False)
-    if not math.isfinite(float(np.abs(data[shown]).max(initial=0))):
+    if not math.isfinite(float(np.abs(data[there]).max(initial=0))):
         raise ArgumentError("data", data, "is too large", show_value=False)
 
 
 def constant(data: Any, mask: Any = None) -> str:
     """A phrase that follows "data" if they are constant where the mask shows them; else an empty string."""
     values = np.asarray(data)
-    if mask is not None:
-        values = values[np.broadcast_to(np.asarray(mask) > 0, values.shape)]
-    if values.size < 2 or (values != values.flat[0]).any():
+    values = values[shown(mask, values.shape)]
+    if values.size < 2 or (values != values[0]).any():
         return ""
-    return f"are {values.flat[0]:g} everywhere: nothing is known of phases but that; look at the file and its mask"
+    return f"are {values[0]:g} everywhere: nothing is known of phases but that; look at the file and its mask"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -186,13 +186,19 @@ class Model(eqx.Module):
             known |= {*COSMOLOGY, "f_nl"}
         if self.priors.keys() <= known:  # the usual case, without tracing a simulation
             return []
-        noise = jax.ShapeDtypeStruct(self.config.particle_shape, data.dtype)
 
         def density(noise: Array, parameters: dict[str, Array]) -> Array:
             field, fine = self.predict(noise, parameters)
             return jnp.where(fine, self.likelihood.logdensity(data, field, parameters, self.config), 0)
 
-        return _unused_names(density, noise, self.priors)
+        noise = jax.ShapeDtypeStruct(self.config.particle_shape, data.dtype)
+        numbers = {name: jax.ShapeDtypeStruct((), jnp.result_type(float)) for name in sorted(self.priors)}
+        jaxpr = jax.make_jaxpr(density)(noise, numbers).jaxpr
+        needed = set(map(id, jaxpr.outvars))
+        for equation in reversed(jaxpr.eqns):
+            if needed & set(map(id, equation.outvars)):
+                needed |= set(map(id, equation.invars))
+        return [name for name, variable in zip(numbers, jaxpr.invars[1:], strict=True) if id(variable) not in needed]
 
     def _layout_of_data(self) -> tuple[tuple[int, ...], Any]:
         """Shape and sharding of the data, from the forward model or the mesh."""
@@ -331,16 +337,3 @@ def numpyro_position(sites: Mapping[str, Any]) -> Position:
     """The position, or a batch of positions, from samples of the sites of `Posterior.numpyro_model`."""
     position = {name.removeprefix(_SITE): x for name, x in sites.items() if name.startswith(_SITE)}
     return {"noise": position.pop("noise"), "parameters": position}
-
-
-def _unused_names(function: Callable[..., Any], noise: Any, names: Iterable[str]) -> list[str]:
-    """Names of the parameters that a function of (noise, parameters) does not use."""
-    ordered = sorted(names)
-    numbers = {name: jax.ShapeDtypeStruct((), jnp.result_type(float)) for name in ordered}
-    jaxpr = jax.make_jaxpr(function)(noise, numbers).jaxpr
-    needed = set(map(id, jaxpr.outvars))
-    for equation in reversed(jaxpr.eqns):
-        if needed & set(map(id, equation.outvars)):
-            needed |= set(map(id, equation.invars))
-    inputs = jaxpr.invars[len(jaxpr.invars) - len(ordered) :]
-    return [name for name, variable in zip(ordered, inputs, strict=True) if id(variable) not in needed]

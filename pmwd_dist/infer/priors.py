@@ -50,8 +50,7 @@ class Normal:
     high: float = math.inf
 
     def __post_init__(self):
-        _check_finite(self, "mean", "sd")
-        _check_positive(self, "sd")
+        _check_finite(self, "mean", "sd", positive=("sd",))
         _check_bounds(self)
         below, above = self._tails
         if 1 - below - above < 1e-6:
@@ -151,8 +150,7 @@ class LogNormal:
     sd: float
 
     def __post_init__(self):
-        _check_finite(self, "median", "sd")
-        _check_positive(self, "median", "sd")
+        _check_finite(self, "median", "sd", positive=("median", "sd"))
 
     def forward(self, u: ArrayLike) -> Array:
         """The parameter at u."""
@@ -202,17 +200,13 @@ def unwhiten(white: Mapping[str, ArrayLike], priors: Mapping[str, Prior]) -> dic
     return {name: priors[name].forward(u) for name, u in white.items()}
 
 
-def _check_finite(prior: Any, *names: str) -> None:
+def _check_finite(prior: Any, *names: str, positive: tuple[str, ...] = ()) -> None:
     for name in names:
         value = getattr(prior, name)
         if not isinstance(value, Real) or not math.isfinite(value):
             raise ArgumentError(name, value, "must be a finite number")
-
-
-def _check_positive(prior: Any, *names: str) -> None:
-    for name in names:
-        if not getattr(prior, name) > 0:
-            raise ArgumentError(name, getattr(prior, name), "must be positive")
+        if name in positive and not float(value) > 0:
+            raise ArgumentError(name, value, "must be positive")
 
 
 def _check_bounds(prior: Any) -> None:

@@ -124,14 +124,14 @@ def test_angular_spectra_of_predicted_maps_are_those_of_their_noise(tmp_path: Pa
     chain = infer.Chain({}, still, still, still, still, 1, 0, zeros, zeros, np.zeros((DRAWS, 1, 4, 4, 4)))
     rng, found, share = np.random.default_rng(0), [], []
     for _ in range(MOCKS):
-        data = sigma[:, None, None] * rng.standard_normal((2, 16, 16))
+        data = sigma * rng.standard_normal((2, 16, 16))
         data[:, :, 1] = np.nan  # behind the mask
         found.append(compare(model.condition(data), chain, {"data": data}, jax.random.key(5)))
         share += [np.mean(curves < observed, axis=0) for curves, observed, _ in found[-1].angular.values()]
     check_uniform(np.array(share))
     assert [name.partition(", ")[2] for name in found[0].angular] == ["$z = 0.02$", "$z = 0.04$"]
     pixel = np.deg2rad(8 / 16) ** 2
-    for width, (curves, _, _) in zip(sigma, found[0].angular.values(), strict=True):
+    for width, (curves, _, _) in zip(sigma.ravel(), found[0].angular.values(), strict=True):
         np.testing.assert_allclose(curves.mean(axis=0)[-3:], 0.75 * width**2 * pixel, rtol=0.1)  # of many modes
     assert found[0].ell[-1] < np.pi / np.deg2rad(8 / 16) and len(found[0].images) == 4
 

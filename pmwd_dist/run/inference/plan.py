@@ -17,7 +17,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.cosmology.parameters import Parameters
 from pmwd_dist.infer.chain.folder import chain_files
 from pmwd_dist.infer.forward import cosmology_at
-from pmwd_dist.infer.likelihoods import constant
+from pmwd_dist.infer.likelihoods import constant, shown
 from pmwd_dist.infer.model import POSITIVE
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
@@ -211,7 +211,7 @@ def _of_data(plan: InferenceJob, data: np.ndarray) -> list[str]:
     mask, noise = plan.data.get("data.mask"), plan.settings.likelihood
     if odd := constant(data, mask):
         return [f"the data {odd}"]
-    seen = np.broadcast_to(True if mask is None else mask > 0, data.shape)
+    seen = shown(mask, data.shape)
     mean, largest = float(data[seen].mean()), float(np.abs(data[seen]).max())
     if noise.kind == "gaussian" and abs(mean) < 0.1:
         return ["the mean is about 0, as of a contrast; densities are in units of the mean, 1 + delta"]
@@ -278,7 +278,7 @@ def make_model(settings: InferenceSettings, simulation: SimulationSetup, data: d
     priors = settings.priors.distributions
     noise, names = settings.likelihood, settings.priors.given
     mask, config = data.get("data.mask"), simulation.config
-    forward: Any = _forward(settings, simulation) if noise.kind != "lensing" else _maps(settings, simulation)
+    forward = _forward(settings, simulation)
     if noise.kind == "gaussian":
         sigma = "sigma" if "sigma" in names else data.get("likelihood.sigma", noise.sigma)
         likelihood = infer.Gaussian(sigma, mask=mask, k_max=noise.k_max)
@@ -299,7 +299,25 @@ def make_model(settings: InferenceSettings, simulation: SimulationSetup, data: d
     return infer.Model(config, forward, priors, likelihood)
 
 
-def _maps(settings: InferenceSettings, simulation: SimulationSetup) -> infer.Convergence:
+def _forward(settings: InferenceSettings, simulation: SimulationSetup) -> Any:
+    model, config, cosmo = settings.model, simulation.config, simulation.cosmo
+    power: dict[str, Any] = {"linear_power": simulation.power, "normalise": settings.cosmology.normalise}
+    gravity: dict[str, Any] = power | {"solver": simulation.solver, "potential_factor": simulation.potential_factor}
+    if settings.likelihood.kind == "lensing":
+        return _maps(settings, simulation, **gravity)
+    biases: dict[str, Any] = {n: n if n in settings.priors.given else getattr(model, n) for n in BIASES}
+    line_of_sight: Any = None if model.line_of_sight == "none" else model.line_of_sight
+    bias = 1.0 if model.bias == "none" else biases["b1"]
+    if model.gravity == "linear":
+        return infer.LinearField(config, cosmo, bias=bias, line_of_sight=line_of_sight, **power)
+    if model.bias != "lagrangian" and line_of_sight is None:
+        return infer.Simulation(config, cosmo, gravity=model.gravity, bias=bias, **gravity)
+    chosen = biases if model.bias == "lagrangian" else {}
+    galaxies = infer.LagrangianGalaxies(**chosen, smoothing=model.smoothing, line_of_sight=line_of_sight)
+    return infer.Simulation(config, cosmo, gravity=model.gravity, observable=galaxies, **gravity)
+
+
+def _maps(settings: InferenceSettings, simulation: SimulationSetup, **options: Any) -> infer.Convergence:
     """The forward model of lensing, with the rays of the light cone of a run with the same seed."""
     cone, wanted = simulation.light_cone, settings.observe.light_cone
     assert cone is not None
@@ -308,43 +326,9 @@ def _maps(settings: InferenceSettings, simulation: SimulationSetup) -> infer.Con
     if isinstance(cone, FlatSkyLightCone):
         offsets = random_offsets(cone, simulation.seed) if wanted.shift else None
         view = {"field": field_of_view(wanted, cone), "pixels": wanted.rays, "offsets": offsets}
-    options: dict[str, Any] = {**_gravity(simulation), **_power(settings, simulation)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `check` returns them
-        return infer.Convergence(simulation.config, simulation.cosmo, cone, wanted.sources, **options, **view)
-
-
-def _forward(settings: InferenceSettings, simulation: SimulationSetup) -> Any:
-    model, config, cosmo = settings.model, simulation.config, simulation.cosmo
-    biases: dict[str, Any] = {n: n if n in settings.priors.given else getattr(model, n) for n in BIASES}
-    line_of_sight: Any = None if model.line_of_sight == "none" else model.line_of_sight
-    bias = 1.0 if model.bias == "none" else biases["b1"]
-    if model.gravity == "linear":
-        return infer.LinearField(config, cosmo, bias=bias, line_of_sight=line_of_sight, **_power(settings, simulation))
-    galaxies = None
-    if model.bias == "lagrangian" or line_of_sight is not None:
-        chosen = biases if model.bias == "lagrangian" else {}
-        options: Any = {"smoothing": model.smoothing, "line_of_sight": line_of_sight}
-        galaxies = infer.LagrangianGalaxies(**chosen, **options)
-    return infer.Simulation(
-        config,
-        cosmo,
-        gravity=model.gravity,
-        bias=1.0 if galaxies else bias,
-        observable=galaxies,
-        **_gravity(simulation),
-        **_power(settings, simulation),
-    )
-
-
-def _gravity(simulation: SimulationSetup) -> dict[str, Any]:
-    """Options of a forward model on the solver and the force."""
-    return {"solver": simulation.solver, "potential_factor": simulation.potential_factor}
-
-
-def _power(settings: InferenceSettings, simulation: SimulationSetup) -> dict[str, Any]:
-    """Options of a forward model on P(k)."""
-    return {"linear_power": simulation.power, "normalise": settings.cosmology.normalise}
+        return infer.Convergence(simulation.config, simulation.cosmo, cone, wanted.sources, **view, **options)
 
 
 def truth_of(plan: InferenceJob) -> dict[str, float]:

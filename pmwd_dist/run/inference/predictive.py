@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from pmwd_dist import infer
 from pmwd_dist.infer import fit
+from pmwd_dist.infer.likelihoods import shown
 from pmwd_dist.io.arrays import Arrays
 from pmwd_dist.observe.angular_power import AngularPower, angular_power
 from pmwd_dist.observe.cross import CrossPower, cross_power
@@ -153,9 +154,9 @@ def _predicted(
 def _angular(posterior: infer.Posterior, observed: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, Panels]:
     """Multipoles, and C_l of the data and their predictions for each map, 0 behind the mask."""
     forward: Any = posterior.model.forward
-    shown, panels, ell = seen(posterior), Panels(), np.zeros(0)
+    panels, ell, there = Panels(), np.zeros(0), seen(posterior)
     for i, z in enumerate(getattr(forward, "sources", ())):
-        maps = np.where(shown[i], np.concatenate([observed[None, i], drawn[:, i]]), 0)
+        maps = np.where(there[i], np.concatenate([observed[None, i], drawn[:, i]]), 0)
         found = jax.device_get(_angular_powers(jnp.asarray(maps), getattr(forward, "field", None)))
         some = found.modes[0] > 0
         ell, curves = found.ell[0, some], found.power[:, some]
@@ -170,8 +171,7 @@ def _angular_powers(maps: Array, side: float | None) -> AngularPower:
 
 def seen(posterior: infer.Posterior) -> np.ndarray:
     """Mask of the cells or pixels that have data."""
-    mask = getattr(posterior.model.likelihood, "mask", None)
-    return np.broadcast_to(True if mask is None else to_host(mask) > 0, posterior.data.shape)
+    return shown(to_host(getattr(posterior.model.likelihood, "mask", None)), posterior.data.shape)
 
 
 def plane_seen(posterior: infer.Posterior) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +37,9 @@ _ACCEPTED = 0.5  # share of the trajectories
 _MISFIT = 0.01  # probability that one of the checks of the fit fails where the model is right
 
 
+Figures = dict[str, Callable[[], Any]]
+
+
 class Verdict(NamedTuple):
     """The verdict on finished chains, which are converged unless there are reasons against it.
 
@@ -54,58 +57,62 @@ class Verdict(NamedTuple):
 @part("verdict")
 def judge(plan: InferenceJob, posterior: infer.Posterior, chain: infer.Chain, data: Arrays) -> Verdict:
     """Write tables and figures of finished chains, and check their convergence. Collective."""
-    truth = _truth(data)
+    truth, place = _truth(data), _place(plan, posterior)
     found = compare(posterior, chain, data, key_of(plan, 4))
-    optional = {
-        "corner.png": chain.parameters,
-        "mixing.png": chain.projections,
-        "fields.png": found.panels,
-        "angular.png": found.angular,
-        "maps.png": found.images,
-        "fit.csv": found.fit,
-    }
-    names = ["summary.csv", "prior.csv", "traces.png", *(name for name, there in optional.items() if there)]
-    names.append("slices.png")
-    path, rows = plan.folder, summarise(chain, truth)
-    reasons = find_reasons(plan, chain) + find_fit_reasons(found.fit)
-    fit, prior = (
-        {name: {"ratio": check.ratio, "z": check.z, "p": check.p} for name, check in checks.items()}
-        for checks in (found.fit, found.prior)
-    )
-    (planes, alike), place = _slices(posterior, chain, data, truth), _place(plan, posterior)
+    rows, fit, prior = summarise(chain, truth), _check_rows(found.fit), _check_rows(found.prior)
+    tables = {"summary.csv": rows, "prior.csv": prior} | ({"fit.csv": fit} if fit else {})
+    figures = _chain_figures(chain, truth, plan.settings) | _comparison_figures(plan, found, place)
+    figures["slices.png"] = partial(_draw_slices, plan, place, *_slices(posterior, chain, data, truth))
     with raise_on_all_processes():
         if is_main():
-            manifest.claim(plan.folder, names)
-            write_rows(path / "prior.csv", "statistic", prior)
-            if fit:
-                write_rows(path / "fit.csv", "statistic", fit)
-            _write_chain(path, chain, rows, truth, plan.settings)
-            _draw_comparison(plan, found, place)
-            _draw_planes(plan, planes, alike, place)
+            _write(plan.folder, tables, figures)
     lines = table_lines(rows, truth) + fit_lines(fit)
     about = [f"{name} = {value:.3g}" for name, value in _cost(plan, chain).items()]
-    return Verdict([*lines, ", ".join(about)], reasons, names)
+    reasons = find_reasons(plan, chain) + find_fit_reasons(found.fit)
+    return Verdict([*lines, ", ".join(about)], reasons, [*tables, *figures])
 
 
-def _draw_comparison(plan: InferenceJob, found: Comparison, place: str) -> None:
-    path = plan.folder
+def _check_rows(checks: Mapping[str, infer.Check]) -> Rows:
+    return {name: {"ratio": check.ratio, "z": check.z, "p": check.p} for name, check in checks.items()}
+
+
+def _write(folder: Path, tables: Mapping[str, Rows], figures: Figures) -> None:
+    """Write tables and figures of a run."""
+    manifest.claim(folder, [*tables, *figures])
+    for name, rows in tables.items():
+        write_rows(folder / name, "parameter" if name == "summary.csv" else "statistic", rows)
+    for name, draw in figures.items():
+        save(draw(), folder / name)
+
+
+def _comparison_figures(plan: InferenceJob, found: Comparison, place: str) -> Figures:
+    figures = Figures()
     if found.panels:
-        save(plot.bands(found.k, found.panels), path / "fields.png")
+        figures["fields.png"] = partial(plot.bands, found.k, found.panels)
     if found.angular:
-        save(plot.bands(found.ell, found.angular, along=r"multipole $\ell$"), path / "angular.png")
+        figures["angular.png"] = partial(plot.bands, found.ell, found.angular, along=r"multipole $\ell$")
     if found.images:
-        sides, labels, quantity = _scales(plan)
-        same: Any = {"quantity": quantity, "alike": range(len(found.images))}
-        figure = plot.planes(found.images, sides, labels=labels, **same)
-        figure.suptitle(place, fontsize=13)
-        save(figure, path / "maps.png")
+        figures["maps.png"] = partial(_draw_maps, plan, place, found.images)
+    return figures
 
 
-def _draw_planes(plan: InferenceJob, planes: Images, alike: tuple[int, ...], place: str) -> None:
-    labels = [_scales(plan)[2] if title == "data" else r"linear contrast $\delta$ at $a = 1$" for title, _ in planes]
+def _draw_maps(plan: InferenceJob, place: str, images: Images) -> Any:
+    """Images of data and predictions, with one colour scale."""
+    forward, sides, labels = plan.model.forward, plan.simulation.config.box_size[:2], COMOVING
+    if isinstance(forward, infer.Convergence):
+        sides, labels = (forward.field or 0.0, forward.field or 0.0), ("degrees", "degrees")
+    same: Any = {"quantity": plan.model.likelihood.quantity, "alike": range(len(images))}
+    figure = plot.planes(images, sides, labels=labels, **same)
+    figure.suptitle(place, fontsize=13)
+    return figure
+
+
+def _draw_slices(plan: InferenceJob, place: str, planes: Images, alike: tuple[int, ...]) -> Any:
+    of_data, linear = plan.model.likelihood.quantity, r"linear contrast $\delta$ at $a = 1$"
+    labels = [of_data if title == "data" else linear for title, _ in planes]
     figure = plot.planes(planes, plan.simulation.config.box_size, quantity=labels, alike=alike)
     figure.suptitle(place or "plane at $z = 0$", fontsize=13)
-    save(figure, plan.folder / "slices.png")
+    return figure
 
 
 def redraw_chains(folder: Path) -> list[Path]:
@@ -118,24 +125,19 @@ def redraw_chains(folder: Path) -> list[Path]:
         return []
     data = read_arrays(folder / DATA) if (folder / DATA).exists() else Arrays()
     settings = read_as(InferenceSettings, folder / CONFIG)
-    manifest.claim(folder, ["summary.csv", "traces.png", "corner.png", "mixing.png"])
     truth = _truth(data)
-    return _write_chain(folder, chain, summarise(chain, truth), truth, settings)
+    tables, figures = {"summary.csv": summarise(chain, truth)}, _chain_figures(chain, truth, settings)
+    _write(folder, tables, figures)
+    return [folder / name for name in (*tables, *figures)]
 
 
-def _write_chain(
-    folder: Path, chain: infer.Chain, rows: Rows, truth: dict[str, float], settings: InferenceSettings
-) -> list[Path]:
-    """Write summary and figures of a chain, and return their paths."""
-    write_rows(folder / "summary.csv", "parameter", rows)
-    drawn = {"traces.png": plot.traces(chain, truth=truth)}
+def _chain_figures(chain: infer.Chain, truth: dict[str, float], settings: InferenceSettings) -> Figures:
+    figures: Figures = {"traces.png": partial(plot.traces, chain, truth=truth)}
     if chain.parameters:
-        drawn["corner.png"] = plot.corner(chain, priors=settings.priors.distributions, truth=truth)
+        figures["corner.png"] = partial(plot.corner, chain, priors=settings.priors.distributions, truth=truth)
     if chain.projections:
-        drawn["mixing.png"] = plot.mixing(chain, r_hat=settings.checks.r_hat, ess=settings.checks.ess)
-    for name, figure in drawn.items():
-        save(figure, folder / name)
-    return [folder / name for name in ("summary.csv", *drawn)]
+        figures["mixing.png"] = partial(plot.mixing, chain, r_hat=settings.checks.r_hat, ess=settings.checks.ess)
+    return figures
 
 
 def _truth(data: Arrays) -> dict[str, float]:
@@ -149,15 +151,6 @@ def _place(plan: InferenceJob, posterior: infer.Posterior) -> str:
     if posterior.data.shape != config.mesh_shape:
         return ""
     return f"plane at $z = {plane_seen(posterior) * config.cell_size[2]:g}$ Mpc/$h$"
-
-
-def _scales(plan: InferenceJob) -> tuple[tuple[float, float], tuple[str, str], str]:
-    """Sides of the images of data, labels of their axes and the quantity that they show."""
-    forward, quantity = plan.model.forward, plan.model.likelihood.quantity
-    if isinstance(forward, infer.Convergence):
-        side = forward.field or 0.0
-        return (side, side), ("degrees", "degrees"), quantity
-    return plan.simulation.config.box_size[:2], COMOVING, quantity
 
 
 def summarise(chain: infer.Chain, truth: Mapping[str, float]) -> Rows:
