@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from pmwd_dist.run.settings.simulation_sections import Settings, SimulationSettings
 from pmwd_dist.run.settings.table import find_table_problems
@@ -14,98 +14,81 @@ from pmwd_dist.run.settings.writing import printable, shown, toml_value
 if TYPE_CHECKING:
     from pmwd_dist.run.settings.inference import InferenceSettings
 
-Rules = Iterator[tuple[Any, str]]  # whether a rule is broken, and the problem
+Problems = Iterator[str]
 
 
 def find_problems(settings: Settings) -> list[str]:
     """Problems that involve several keys, one line each."""
-    rules = [*_times_and_cosmology(settings), *_noise(settings), *_observables(settings)]
+    problems = [*_times_and_cosmology(settings), *_noise(settings), *_observables(settings)]
     if isinstance(settings, SimulationSettings):
-        rules += _outputs(settings)
+        problems += _outputs(settings)
     else:
-        for part in (_data, _lensing, _model, _priors, _chains, _linear_theory):
-            rules += part(cast("InferenceSettings", settings))
-    problems = [text for broken, text in rules if broken]
+        for part in (_data, _lensing, _model, _priors, _truth, _chains, _linear_theory):
+            problems += part(cast("InferenceSettings", settings))
     if settings.cosmology.table is not None:
         problems += find_table_problems(settings.cosmology.table, settings.box)
     return problems
 
 
-def _times_and_cosmology(settings: Settings) -> Rules:
+def _times_and_cosmology(settings: Settings) -> Problems:
     time, cosmology, force = settings.time, settings.cosmology, settings.force
     devices, box = settings.devices, settings.box
-    yield (
-        time.a_stop <= time.a_start,
-        f"time.a_stop = {time.a_stop}: must be greater than time.a_start = {time.a_start:g}; for example 1.0",
-    )
-    yield (
-        cosmology.omega_b >= cosmology.omega_m,
-        f"cosmology.omega_b = {cosmology.omega_b}: must be less than cosmology.omega_m = {cosmology.omega_m:g}, which "
-        "includes the baryons; for example 0.0486",
-    )
-    neutrinos = cosmology.m_nu / 93.1 / cosmology.h**2
-    yield (
-        cosmology.omega_b + neutrinos >= cosmology.omega_m > cosmology.omega_b,
-        f"cosmology.m_nu = {cosmology.m_nu}: is a density of {neutrinos:.3g}, and cosmology.omega_m = "
-        f"{cosmology.omega_m:g} must hold it with the baryons; for example 0.06",
-    )
-    yield (
-        cosmology.w0 + cosmology.wa >= 0,
-        f"cosmology.wa = {cosmology.wa}: must be less than {-cosmology.w0:g}, as with w0 + wa >= 0 dark energy "
-        "dominates early; for example 0.0",
-    )
-    for name in ("w0", "wa"):
+    if time.a_stop <= time.a_start:
+        yield f"time.a_stop = {time.a_stop}: must be greater than time.a_start = {time.a_start:g}; for example 1.0"
+    if cosmology.omega_b >= cosmology.omega_m:
         yield (
-            cosmology.w_table is not None and getattr(cosmology, name) != type(cosmology).model_fields[name].default,
-            f"cosmology.{name} = {getattr(cosmology, name)}: has no effect beside cosmology.w_table; leave it out",
+            f"cosmology.omega_b = {cosmology.omega_b}: must be less than cosmology.omega_m = {cosmology.omega_m:g}, "
+            "which includes the baryons; for example 0.0486"
         )
-    yield (
-        cosmology.normalise and cosmology.table is None,
-        "cosmology.normalise = true: needs cosmology.linear_power as a file; without one P(k) has the sigma8 given",
-    )
-    yield (
-        force.compensated and force.gradient == "spectral",
-        'force.compensated = true: is for force.gradient = "finite-difference"; change one of them',
-    )
-    yield (
-        devices.halo != "auto" and devices.halo > max(box.mesh),
-        f"devices.halo = {devices.halo}: must not be wider than box.mesh = {toml_value(box.mesh)}",
-    )
+    neutrinos = cosmology.m_nu / 93.1 / cosmology.h**2
+    if cosmology.omega_b + neutrinos >= cosmology.omega_m > cosmology.omega_b:
+        yield (
+            f"cosmology.m_nu = {cosmology.m_nu}: is a density of {neutrinos:.3g}, and cosmology.omega_m = "
+            f"{cosmology.omega_m:g} must hold it with the baryons; for example 0.06"
+        )
+    if cosmology.w0 + cosmology.wa >= 0:
+        yield (
+            f"cosmology.wa = {cosmology.wa}: must be less than {-cosmology.w0:g}, as with w0 + wa >= 0 dark energy "
+            "dominates early; for example 0.0"
+        )
+    for name in ("w0", "wa"):
+        if cosmology.w_table is not None and getattr(cosmology, name) != type(cosmology).model_fields[name].default:
+            yield f"cosmology.{name} = {getattr(cosmology, name)}: has no effect beside cosmology.w_table; leave it out"
+    if cosmology.normalise and cosmology.table is None:
+        needed = "needs cosmology.linear_power as a file; without one P(k) has the sigma8 given"
+        yield f"cosmology.normalise = true: {needed}"
+    if force.compensated and force.gradient == "spectral":
+        yield 'force.compensated = true: is for force.gradient = "finite-difference"; change one of them'
+    if devices.halo != "auto" and devices.halo > max(box.mesh):
+        yield f"devices.halo = {devices.halo}: must not be wider than box.mesh = {toml_value(box.mesh)}"
 
 
-def _noise(settings: Settings) -> Rules:
+def _noise(settings: Settings) -> Problems:
     noise = settings.noise
-    yield (
-        noise.file is not None and (noise.nested or noise.fixed),
-        "noise.file: nested and fixed are options of a seed; leave them or the file out",
-    )
+    if noise.file is not None and (noise.nested or noise.fixed):
+        yield "noise.file: nested and fixed are options of a seed; leave them or the file out"
     if not isinstance(settings, SimulationSettings) and cast("InferenceSettings", settings).data.file != "mock":
         for name in ("nested", "fixed", "paired", "file"):
             text = 'is of the truth of data.file = "mock"; leave it out'
-            yield getattr(noise, name), f"noise.{name} = {shown(getattr(noise, name))}: {text}"
+            if getattr(noise, name):
+                yield f"noise.{name} = {shown(getattr(noise, name))}: {text}"
 
 
-def _observables(settings: Settings) -> Rules:
+def _observables(settings: Settings) -> Problems:
     box, observe = settings.box, settings.observe
     for name, section in observe:
         if section is not None and name not in settings.observables:
-            yield True, f"[observe.{name}]: unknown section of an inference; leave it out"
+            yield f"[observe.{name}]: unknown section of an inference; leave it out"
     if galaxies := observe.galaxies:
         for name in ("b2", "bs2", "bnabla2"):
-            yield (
-                getattr(galaxies, name) and galaxies.smoothing is None,
-                f"observe.galaxies.smoothing: must be given: the operator of observe.galaxies.{name} diverges on an "
-                "unsmoothed field; for example 4.0",
-            )
-        yield (
-            galaxies.selection is not None and galaxies.number_density is None,
-            "observe.galaxies.selection: is for counts, which need observe.galaxies.number_density; for example 0.001",
-        )
-    if pdf := observe.pdf:
-        yield (
-            pdf.high <= pdf.low,
-            f"observe.pdf.high = {pdf.high}: must be greater than observe.pdf.low = {pdf.low:g}; for example 100.0",
-        )
+            if getattr(galaxies, name) and galaxies.smoothing is None:
+                why = f"the operator of observe.galaxies.{name} diverges on an unsmoothed field"
+                yield f"observe.galaxies.smoothing: must be given: {why}; for example 4.0"
+        if galaxies.selection is not None and galaxies.number_density is None:
+            needed = "observe.galaxies.number_density; for example 0.001"
+            yield f"observe.galaxies.selection: is for counts, which need {needed}"
+    if (pdf := observe.pdf) and pdf.high <= pdf.low:
+        yield f"observe.pdf.high = {pdf.high}: must be greater than observe.pdf.low = {pdf.low:g}; for example 100.0"
     nyquist = min(math.pi * n / length for n, length in zip(box.mesh, box.size, strict=True))
     fundamental = 2 * math.pi / max(box.size)
     first, end = "first mode of the box", "the Nyquist frequency"
@@ -116,33 +99,33 @@ def _observables(settings: Settings) -> Rules:
     ):
         low, high, section = least * fundamental, share * nyquist, getattr(observe, name)
         k_max = None if section is None else section.k_max
-        yield (
-            k_max is not None and not low <= k_max <= high * (1 + 1e-9),
-            f"observe.{name}.k_max = {k_max}: must be {low:.4g} to {high:.4g} h/Mpc, from the {begin} to {words} of "
-            "the mesh; change it, or use a finer box.mesh",
-        )
+        if k_max is not None and not low <= k_max <= high * (1 + 1e-9):
+            yield (
+                f"observe.{name}.k_max = {k_max}: must be {low:.4g} to {high:.4g} h/Mpc, from the {begin} to {words} "
+                "of the mesh; change it, or use a finer box.mesh"
+            )
 
 
-def _outputs(settings: SimulationSettings) -> Rules:
+def _outputs(settings: SimulationSettings) -> Problems:
     time, output, box = settings.time, settings.output, settings.box
     yield from _start(settings)
     low, high = 1 / time.a_stop - 1, 1 / time.a_start - 1
     slack = 1e-6 * (1 + high)
     outside = [f"{z:g}" for z in output.redshifts or () if not low - slack <= z <= high + slack]
-    few = ", ".join(outside[:3]) + (f" and {len(outside) - 3} more" if len(outside) > 3 else "")
-    yield (
-        outside,
-        f"output.redshifts = {shown(output.redshifts)}: {few} outside the time span, z = {high:g} to {low:g} "
-        f"(a = {time.a_start:g} to {time.a_stop:g}); change output.redshifts, or time.a_start or time.a_stop",
-    )
-    yield (
-        output.snapshot == "gadget" and len(set(box.size)) > 1,
-        f'output.snapshot = "gadget": the format holds cubic boxes only, and box.size = {toml_value(box.size)}; '
-        'use "swift" or "none"',
-    )
+    if outside:
+        few = ", ".join(outside[:3]) + (f" and {len(outside) - 3} more" if len(outside) > 3 else "")
+        yield (
+            f"output.redshifts = {shown(output.redshifts)}: {few} outside the time span, z = {high:g} to {low:g} "
+            f"(a = {time.a_start:g} to {time.a_stop:g}); change output.redshifts, or time.a_start or time.a_stop"
+        )
+    if output.snapshot == "gadget" and len(set(box.size)) > 1:
+        yield (
+            f'output.snapshot = "gadget": the format holds cubic boxes only, and box.size = {toml_value(box.size)}; '
+            'use "swift" or "none"'
+        )
 
 
-def _start(settings: SimulationSettings) -> Rules:
+def _start(settings: SimulationSettings) -> Problems:
     """Rules on a start from particles: what else would make them, and what needs their linear modes."""
     if settings.start.snapshot is None:
         return
@@ -151,161 +134,145 @@ def _start(settings: SimulationSettings) -> Rules:
     contradicting |= {"cosmology.f_nl": settings.cosmology.f_nl}
     contradicting |= {"noise.seed": observe.light_cone is None and noise.seed}
     for key, value in contradicting.items():
-        yield value, f"{key} = {shown(value)}: the particles are those of start.snapshot; leave one of them out"
+        if value:
+            yield f"{key} = {shown(value)}: the particles are those of start.snapshot; leave one of them out"
     for name in ("galaxies", "cross"):
         text = "needs the linear modes, which start.snapshot does not hold; leave one of them out"
-        yield getattr(observe, name), f"[observe.{name}]: {text}"
+        if getattr(observe, name):
+            yield f"[observe.{name}]: {text}"
 
 
-def _data(settings: InferenceSettings) -> Rules:
+def _data(settings: InferenceSettings) -> Problems:
     """Rules on the likelihood of densities and counts, and its data."""
     likelihood, given, data = settings.likelihood, settings.priors.given, settings.data
     kind, gaussian = likelihood.kind, likelihood.kind == "gaussian"
     for name, own in (("sigma", gaussian), ("nbar", kind == "poisson")):
         fixed, free = getattr(likelihood, name) is not None, name in given
-        yield (
-            own and not fixed and not free,
-            f"likelihood.{name}: missing; add for example `{name} = 0.5` to [likelihood], or a prior",
-        )
-        yield own and fixed and free, f"likelihood.{name}: is fixed, and has a prior; leave one of them out"
-        yield not own and fixed, f"likelihood.{name}: a {kind} likelihood has none; leave it out"
-        yield not own and free, f"priors.{name}: a {kind} likelihood has none; leave it out"
-    yield (
-        data.selection is not None and kind != "poisson",
-        'data.selection: is of counts; use likelihood.kind = "poisson", or data.mask',
-    )
+        if own and not fixed and not free:
+            yield f"likelihood.{name}: missing; add for example `{name} = 0.5` to [likelihood], or a prior"
+        if own and fixed and free:
+            yield f"likelihood.{name}: is fixed, and has a prior; leave one of them out"
+        if not own and fixed:
+            yield f"likelihood.{name}: a {kind} likelihood has none; leave it out"
+        if not own and free:
+            yield f"priors.{name}: a {kind} likelihood has none; leave it out"
+    if data.selection is not None and kind != "poisson":
+        yield 'data.selection: is of counts; use likelihood.kind = "poisson", or data.mask'
     if likelihood.k_max is not None:
-        yield not gaussian, 'likelihood.k_max: is of a gaussian; leave it out, or use likelihood.kind = "gaussian"'
-        yield (
-            data.mask is not None,
-            "likelihood.k_max: can't be used with data.mask, which couples modes; leave one of them out",
-        )
-        yield (
-            isinstance(likelihood.sigma, str),
-            "likelihood.k_max: can't be used with a file of likelihood.sigma, which couples modes; use one",
-        )
+        if not gaussian:
+            yield 'likelihood.k_max: is of a gaussian; leave it out, or use likelihood.kind = "gaussian"'
+        if data.mask is not None:
+            yield "likelihood.k_max: can't be used with data.mask, which couples modes; leave one of them out"
+        if isinstance(likelihood.sigma, str):
+            yield "likelihood.k_max: can't be used with a file of likelihood.sigma, which couples modes; use one"
 
 
-def _lensing(settings: InferenceSettings) -> Rules:
+def _lensing(settings: InferenceSettings) -> Problems:
     """Rules on lensing and light cones."""
     likelihood, model, cone = settings.likelihood, settings.model, settings.observe.light_cone
     if likelihood.kind != "lensing":
-        yield cone is not None, 'observe.light_cone: is of likelihood.kind = "lensing"; leave it out'
-        yield (
-            likelihood.density is not None,
-            'likelihood.density: is of lensed galaxies; use likelihood.kind = "lensing", or leave it out',
-        )
+        if cone is not None:
+            yield 'observe.light_cone: is of likelihood.kind = "lensing"; leave it out'
+        if likelihood.density is not None:
+            yield 'likelihood.density: is of lensed galaxies; use likelihood.kind = "lensing", or leave it out'
         return
-    yield likelihood.density is None, "likelihood.density: missing; add for example `density = 10.0` to [likelihood]"
-    yield cone is None, 'likelihood.kind = "lensing": needs a section [observe.light_cone], with sources'
-    yield (
-        model.gravity != "nbody",
-        f'model.gravity = "{model.gravity}": a light cone is filled during a run; use "nbody"',
-    )
-    yield (
-        model.bias != "none" or model.line_of_sight != "none",
-        'model.bias: light is bent by all matter; use bias = "none" and line_of_sight = "none"',
-    )
+    if likelihood.density is None:
+        yield "likelihood.density: missing; add for example `density = 10.0` to [likelihood]"
+    if cone is None:
+        yield 'likelihood.kind = "lensing": needs a section [observe.light_cone], with sources'
+    if model.gravity != "nbody":
+        yield f'model.gravity = "{model.gravity}": a light cone is filled during a run; use "nbody"'
+    if model.bias != "none" or model.line_of_sight != "none":
+        yield 'model.bias: light is bent by all matter; use bias = "none" and line_of_sight = "none"'
 
 
-def _model(settings: InferenceSettings) -> Rules:
+def _model(settings: InferenceSettings) -> Problems:
     from pmwd_dist.run.settings.inference_sections import BIASES
 
     model, given, box = settings.model, settings.priors.given, settings.box
     linear = model.gravity == "linear"
-    yield (
-        linear and model.bias == "lagrangian",
-        'model.bias = "lagrangian": is of particles; use "eulerian" or "none" with gravity = "linear"',
-    )
-    yield (
-        model.bias == "eulerian" and not linear and model.line_of_sight != "none",
-        'model.bias = "eulerian": is in real space only; use line_of_sight = "none", or bias = "lagrangian"',
-    )
-    yield (
-        linear and box.particles not in (None, box.mesh),
-        "box.particles: linear gravity needs as many as cells; leave it out",
-    )
+    if linear and model.bias == "lagrangian":
+        yield 'model.bias = "lagrangian": is of particles; use "eulerian" or "none" with gravity = "linear"'
+    if model.bias == "eulerian" and not linear and model.line_of_sight != "none":
+        yield 'model.bias = "eulerian": is in real space only; use line_of_sight = "none", or bias = "lagrangian"'
+    if linear and box.particles not in (None, box.mesh):
+        yield "box.particles: linear gravity needs as many as cells; leave it out"
     used = {"none": (), "eulerian": BIASES[:1], "lagrangian": BIASES}[model.bias]
-    for name in set(BIASES) - set(used):
-        yield name in given, f'priors.{name}: has no effect with model.bias = "{model.bias}"; leave it out'
+    for name in (set(BIASES) - set(used)) & given.keys():
+        yield f'priors.{name}: has no effect with model.bias = "{model.bias}"; leave it out'
 
 
-def _priors(settings: InferenceSettings) -> Rules:
-    """Rules on tables of P(k), and on the truth of a mock, which must be possible under the priors."""
-    data, given, cosmology, model = settings.data, settings.priors.given, settings.cosmology, settings.model
-    yield (
-        "sigma8" in given and ("A_s" in given or cosmology.A_s is not None),
-        "priors.sigma8: follows from A_s; leave one of them out",
-    )
+def _priors(settings: InferenceSettings) -> Problems:
+    """Rules on priors without effect."""
+    given, cosmology = settings.priors.given, settings.cosmology
+    if "sigma8" in given and ("A_s" in given or cosmology.A_s is not None):
+        yield "priors.sigma8: follows from A_s; leave one of them out"
     for name in {"w0", "wa"} & given.keys():
-        yield cosmology.w_table is not None, f"priors.{name}: has no effect beside cosmology.w_table; leave it out"
-    yield cosmology.f_nl != 0 and "f_nl" not in given, "cosmology.f_nl: of an inference, needs a prior; add priors.f_nl"
+        if cosmology.w_table is not None:
+            yield f"priors.{name}: has no effect beside cosmology.w_table; leave it out"
+    if cosmology.f_nl != 0 and "f_nl" not in given:
+        yield "cosmology.f_nl: of an inference, needs a prior; add priors.f_nl"
     if cosmology.table is not None:
         unchanged = "would not change the P(k) of cosmology.linear_power"
         for name in ("n_s", "h", "omega_b"):
-            yield name in given, f"priors.{name}: {unchanged}; leave one of them out"
+            if name in given:
+                yield f"priors.{name}: {unchanged}; leave one of them out"
         for name in {"sigma8", "A_s"} & given.keys():
             remedy = "use cosmology.normalise = true, or leave one of them out"
-            yield not cosmology.normalise, f"priors.{name}: {unchanged}; {remedy}"
+            if not cosmology.normalise:
+                yield f"priors.{name}: {unchanged}; {remedy}"
+
+
+def _truth(settings: InferenceSettings) -> Problems:
+    """Rules on the truth of a mock, which must be possible under the priors."""
+    data, given, cosmology, model = settings.data, settings.priors.given, settings.cosmology, settings.model
     truth = data.truth or {}
-    yield data.truth is not None and data.file != "mock", 'data.truth: is of data.file = "mock"; leave it out'
+    if data.truth is not None and data.file != "mock":
+        yield 'data.truth: is of data.file = "mock"; leave it out'
     for name in truth.keys() - given.keys():
-        yield True, f"data.truth.{printable(name)}: has no prior; set it in its own section, or add one"
+        yield f"data.truth.{printable(name)}: has no prior; set it in its own section, or add one"
     for name, table in given.items():
         value = truth.get(name, getattr(cosmology, name, getattr(model, name, None)))
         if data.file == "mock" and value is not None:
             where = f"data.truth.{name}" if name in truth else f"priors.{name}"
-            yield (
-                not abs(float(table.build().inverse(value))) <= 8,
-                f"{where}: the prior {toml_value(table)} excludes the truth, {value:g}; change one of them",
-            )
+            if not abs(float(table.build().inverse(value))) <= 8:
+                yield f"{where}: the prior {toml_value(table)} excludes the truth, {value:g}; change one of them"
 
 
-def _chains(settings: InferenceSettings) -> Rules:
+def _chains(settings: InferenceSettings) -> Problems:
     from pmwd_dist.infer.samplers.methods import NEEDS_BLACKJAX
     from pmwd_dist.infer.tuning.step_size import ENERGY_VARIANCE
 
     start, sampler = settings.start, settings.sampler
-    yield (
-        start.begin == "map" and find_spec("optax") is None,
-        "start.begin = \"map\": needs optax; `pip install '.[infer]'`, or use another start",
-    )
-    yield (
-        sampler.method == "nuts" and find_spec("blackjax") is None,
-        f'sampler.method = "nuts": {NEEDS_BLACKJAX}',
-    )
-    yield (
-        start.begin == "wiener" and sampler.precondition == "none",
-        'start.begin = "wiener": needs sampler.precondition; use begin = "prior"',
-    )
-    yield (
-        sampler.steps % (sampler.thin * sampler.chunk),
-        f"sampler.steps = {sampler.steps}: must be a multiple of thin * chunk = {sampler.thin * sampler.chunk}",
-    )
-    yield (
-        sampler.method != "mclmc" and sampler.energy_variance != ENERGY_VARIANCE,
-        f"sampler.energy_variance: is a target of mclmc, and {sampler.method} is tuned for its acceptance; "
-        'leave it out, or use sampler.method = "mclmc"',
-    )
-    pdims, size = settings.devices.pdims, sampler.chain_devices
-    if pdims is not None and size is not None:
-        count = math.prod(pdims)
+    if start.begin == "map" and find_spec("optax") is None:
+        yield "start.begin = \"map\": needs optax; `pip install '.[infer]'`, or use another start"
+    if sampler.method == "nuts" and find_spec("blackjax") is None:
+        yield f'sampler.method = "nuts": {NEEDS_BLACKJAX}'
+    if start.begin == "wiener" and sampler.precondition == "none":
+        yield 'start.begin = "wiener": needs sampler.precondition; use begin = "prior"'
+    if sampler.steps % (sampler.thin * sampler.chunk):
+        yield f"sampler.steps = {sampler.steps}: must be a multiple of thin * chunk = {sampler.thin * sampler.chunk}"
+    if sampler.method != "mclmc" and sampler.energy_variance != ENERGY_VARIANCE:
         yield (
-            count != size,
+            f"sampler.energy_variance: is a target of mclmc, and {sampler.method} is tuned for its acceptance; "
+            'leave it out, or use sampler.method = "mclmc"'
+        )
+    pdims, size = settings.devices.pdims, sampler.chain_devices
+    if pdims is not None and size is not None and (count := math.prod(pdims)) != size:
+        yield (
             f"devices.pdims = {toml_value(pdims)}: takes {count} device{'s' * (count != 1)}, and "
-            f"sampler.chain_devices is {size}; use [{size}, 1], or leave it out",
+            f"sampler.chain_devices is {size}; use [{size}, 1], or leave it out"
         )
 
 
-def _linear_theory(settings: InferenceSettings) -> Rules:
+def _linear_theory(settings: InferenceSettings) -> Problems:
     """Rules where data and noise have different modes."""
     box, start, precondition = settings.box, settings.start, settings.sampler.precondition
     lensing = settings.likelihood.kind == "lensing"
     if lensing or box.particles not in (None, box.mesh):
         lacks = "linear theory has none with "
         lacks += 'likelihood.kind = "lensing"' if lensing else "box.particles other than box.mesh"
-        yield precondition == "conditional", f'sampler.precondition: {lacks}; use "adapted" or "none"'
-        yield (
-            start.begin == "wiener" and precondition == "adapted",
-            f'start.begin = "wiener": {lacks}; use begin = "prior" or "map"',
-        )
+        if precondition == "conditional":
+            yield f'sampler.precondition: {lacks}; use "adapted" or "none"'
+        if start.begin == "wiener" and precondition == "adapted":
+            yield f'start.begin = "wiener": {lacks}; use begin = "prior" or "map"'
