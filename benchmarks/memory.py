@@ -49,7 +49,7 @@ def parse(text: str) -> Case:
 def plan_of(case: Case, folder: Path) -> Any:
     """The plan of a run, in an empty folder."""
     from pmwd_dist.run.common.folder import prepare_folder
-    from pmwd_dist.run.settings import read
+    from pmwd_dist.run.settings import SimulationSettings, read_as
     from pmwd_dist.run.simulation.plan import SimulationJob
 
     file = folder / "run.toml"
@@ -60,7 +60,7 @@ def plan_of(case: Case, folder: Path) -> Any:
         f"[devices]\npdims = [{case.devices.replace('x', ', ')}]\nhalo = {halo}\n"
         f'[output]\nredshifts = [0]\nsnapshot = "none"\nslice_thickness = 0\n'
     )
-    plan = SimulationJob.of(read(file, []), folder / "out")
+    plan = SimulationJob.of(read_as(SimulationSettings, file), folder / "out")
     prepare_folder(plan)
     return plan
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import jax
 import numpy as np
+from runs import read
 
-from pmwd_dist.run.settings import SettingsError, SimulationSettings, read, to_toml
+from pmwd_dist.run.settings import SettingsError, SimulationSettings, to_toml
 from pmwd_dist.run.settings.writing import template
 from pmwd_dist.run.simulation.plan import SimulationJob
 

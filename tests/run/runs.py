@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ import pytest
 
 from pmwd_dist.cli import main
 from pmwd_dist.run.common.folder import Event, prepare_folder
-from pmwd_dist.run.settings import read
+from pmwd_dist.run.settings import SimulationSettings, read_as
 from pmwd_dist.run.simulation.plan import SimulationJob
 
 SMALL = """
@@ -49,6 +50,10 @@ class Events(list[Event]):
     def of(self, name: str) -> list[SimpleNamespace]:
         """Fields of the events of this name."""
         return [SimpleNamespace(**event.fields) for event in self if event.name == name]
+
+
+def read(path: Path, overrides: Iterable[str] = ()) -> SimulationSettings:
+    return read_as(SimulationSettings, path, overrides)
 
 
 def make(folder: Path, *overrides: str) -> SimulationJob:

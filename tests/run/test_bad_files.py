@@ -8,9 +8,10 @@ from pathlib import Path
 import fuzz_configs as fuzz
 import numpy as np
 import pytest
+from runs import read
 
 from pmwd_dist._files import read_text
-from pmwd_dist.run.settings import SettingsError, read
+from pmwd_dist.run.settings import SettingsError
 from pmwd_dist.run.settings.table import read_table
 
 

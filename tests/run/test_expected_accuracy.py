@@ -10,11 +10,12 @@ import jax_cosmo
 import numpy as np
 import problems
 import pytest
+from runs import read
 
 import pmwd_dist as pmd
 from pmwd_dist.pm.nbody import step_times
 from pmwd_dist.pm.solvers import FORMULAS, SOLVERS
-from pmwd_dist.run.settings import SimulationSetup, read
+from pmwd_dist.run.settings import SimulationSetup
 from pmwd_dist.run.settings.physics import training_warnings
 from pmwd_dist.run.settings.simulation_sections import Force
 from pmwd_dist.run.simulation.accuracy import (

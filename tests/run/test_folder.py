@@ -15,13 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import make, resumed
+from runs import make, read, resumed
 
 from pmwd_dist import _files
 from pmwd_dist._files import atomic_write
 from pmwd_dist.run.common import lock, manifest
 from pmwd_dist.run.common.folder import Event, Log, StartError, hold_folder, prepare_folder
-from pmwd_dist.run.settings import read
 from pmwd_dist.run.settings.simulation_sections import Noise
 from pmwd_dist.run.simulation.plan import SimulationJob
 

@@ -17,7 +17,7 @@ import numpy as np
 import problems
 import pytest
 from inferences import SMALL
-from runs import Events, linear_power
+from runs import Events, linear_power, read
 
 import pmwd_dist as pmd
 from pmwd_dist.infer import load_chain
@@ -26,7 +26,7 @@ from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.inference import verdict
 from pmwd_dist.run.inference.plan import InferenceJob
-from pmwd_dist.run.settings import InferenceSettings, read, read_as
+from pmwd_dist.run.settings import InferenceSettings, read_as
 from pmwd_dist.run.simulation.plan import SimulationJob
 
 PLAIN = """

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from runs import SMALL, Events, make
+from runs import SMALL, Events, make, read
 
 import pmwd_dist as pmd
 from pmwd_dist.ops.momenta import count
@@ -18,7 +18,7 @@ from pmwd_dist.pm.particles import exact, resolution
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.job import execute
-from pmwd_dist.run.settings import SettingsError, read
+from pmwd_dist.run.settings import SettingsError
 from pmwd_dist.run.simulation.plan import SimulationJob
 
 

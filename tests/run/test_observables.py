@@ -11,7 +11,7 @@ import h5py
 import jax
 import numpy as np
 import pytest
-from runs import Events, make, resumed
+from runs import Events, make, read, resumed
 from test_settings import MINIMAL, problems
 
 import pmwd_dist as pmd
@@ -21,7 +21,7 @@ from pmwd_dist.run.common import manifest, resources
 from pmwd_dist.run.common.folder import StartError
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.common.signals import Interrupted
-from pmwd_dist.run.settings import SettingsError, read
+from pmwd_dist.run.settings import SettingsError
 from pmwd_dist.run.simulation.plan import SimulationJob
 
 ALL = (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import Events, command, linear_power, make, resumed
+from runs import Events, command, linear_power, make, read, resumed
 
 from pmwd_dist.io import checkpoint
 from pmwd_dist.io.arrays import ArrayFile, write_arrays
@@ -19,7 +19,6 @@ from pmwd_dist.run.common.folder import StartError
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.common.lock import folder_lock
 from pmwd_dist.run.common.signals import Interrupted
-from pmwd_dist.run.settings import read
 from pmwd_dist.run.simulation.plan import SimulationJob
 
 

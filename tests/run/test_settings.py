@@ -11,12 +11,13 @@ from typing import Any
 import jax_cosmo
 import numpy as np
 import pytest
+from runs import read
 
 import pmwd_dist as pmd
 from pmwd_dist.cosmology.linear_power import sigma_R
 from pmwd_dist.parallel import autotune_cache
 from pmwd_dist.parallel.backends.peer import Peer
-from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSettings, build, read, read_any, to_toml
+from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSettings, build, read_any, to_toml
 from pmwd_dist.run.settings.physics import cosmology_warnings
 from pmwd_dist.run.settings.table import power_name
 from pmwd_dist.run.settings.writing import template

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from pmwd_dist.run.settings.physics import SimulationSetup as SimulationSetup
     from pmwd_dist.run.settings.physics import build as build
     from pmwd_dist.run.settings.reading import SettingsError as SettingsError
-    from pmwd_dist.run.settings.reading import read as read
     from pmwd_dist.run.settings.reading import read_any as read_any
     from pmwd_dist.run.settings.reading import read_as as read_as
     from pmwd_dist.run.settings.simulation_sections import Settings as Settings

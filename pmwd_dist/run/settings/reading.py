@@ -30,19 +30,14 @@ class SettingsError(ValueError):
         self.problems = tuple(problems)
 
 
-def read(path: Path, overrides: Iterable[str] = ()) -> SimulationSettings:
-    """Read settings of a simulation from a TOML file, with overrides such as "box.size=500".
+def read_as(model: type[AnySettings], path: Path, overrides: Iterable[str] = ()) -> AnySettings:
+    """Read settings of a kind from a TOML file, with overrides such as "box.size=500".
 
-    A relative `cosmology.linear_power` is taken from the file's folder.
+    Relative paths are taken from the file's folder.
 
     Raises:
       SettingsError: the settings have these problems.
     """
-    return read_as(SimulationSettings, path, overrides)
-
-
-def read_as(model: type[AnySettings], path: Path, overrides: Iterable[str] = ()) -> AnySettings:
-    """Read settings of a kind, which has its own sections, as `read` does."""
     return _read_tree(model, _load(path), path, overrides)
 
 
