@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TypeVar
 import jax
 import numpy as np
 from jax import Array
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from pmwd_dist._files import message
 from pmwd_dist.parallel.launcher import coordinator, in_shell_of_srun, launched_size, local_device, note, under_srun
@@ -210,12 +210,21 @@ def barrier(name: str = "barrier") -> None:
 def gather(x: Array) -> np.ndarray | None:
     """A whole array, such as a field, on the main process, and None on the others. Collective.
 
-    Each device temporarily holds the whole array. For larger arrays use `save_snapshot`, where each process writes its
-    part.
+    Each device temporarily holds a plane of it, or the whole array if all of its axes are divided.
     """
+    sharding: Any = x.sharding
+    spec = sharding.spec if isinstance(sharding, NamedSharding) else ()
+    whole_axes = [i for i in range(x.ndim) if not any(spec[i : i + 1])]
+    planes = list[np.ndarray]()
     with connection_errors():
-        whole = _whole(x)
-    return whole if is_main() else None
+        if x.is_fully_addressable or x.is_fully_replicated or not (spec and whole_axes):
+            whole = _whole(x)
+            return whole if is_main() else None
+        for i in range(x.shape[whole_axes[0]]):
+            plane = jax.lax.dynamic_index_in_dim(x, i, whole_axes[0], keepdims=False)
+            plane = np.asarray(jax.device_put(plane, NamedSharding(sharding.mesh, PartitionSpec())))
+            planes += [plane] if is_main() else []
+    return np.stack(planes, whole_axes[0]) if is_main() else None
 
 
 def all_processes(flag: bool) -> bool:

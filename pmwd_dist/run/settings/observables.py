@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from pmwd_dist.run.settings.section import File, Pairs, Section, Three, about, list_to_tuple, one_or_several
+from pmwd_dist.run.settings.section import File, Listed, Pairs, Section, Three, about, one_or_several
 
 Axis = Literal["x", "y", "z"]
 MASK = "observe.galaxies.mask"
@@ -31,7 +31,7 @@ def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
 
 Selection = Annotated[Pairs, AfterValidator(_selection)]
 Distance = Annotated[float, Field(ge=0, le=1e6)]
-Edges = Annotated[tuple[Distance, ...], BeforeValidator(list_to_tuple), AfterValidator(_ascending)]
+Edges = Annotated[tuple[Distance, ...], Listed, AfterValidator(_ascending)]
 Source = Annotated[float, Field(gt=0, le=1000)]
 Sources = Annotated[tuple[Source, ...], BeforeValidator(one_or_several)]
 Place = Annotated[tuple[Distance, Distance, Distance], Three]

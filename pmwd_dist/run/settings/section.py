@@ -20,11 +20,6 @@ def _three(value: object) -> object:
     return values
 
 
-def list_to_tuple(value: object) -> object:
-    """A tuple where TOML has a list; other values as they are."""
-    return tuple(value) if isinstance(value, list) else value
-
-
 def one_or_several(value: object) -> object:
     """A tuple of one or several values."""
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
@@ -48,11 +43,12 @@ File = Annotated[str, AfterValidator(absolute)]
 Side = Annotated[float, Field(gt=0, le=BOX_SIDES[1]), AfterValidator(_not_tiny)]
 Count = Annotated[int, Field(ge=4, le=1 << 20)]
 Three = BeforeValidator(_three)
+Listed = Field(strict=False)  # a tuple, which is a list in TOML
 Sides = Annotated[tuple[Side, Side, Side], Three]
 Counts = Annotated[tuple[Count, Count, Count], Three]
-Pair = Annotated[tuple[float, float], BeforeValidator(list_to_tuple)]
-Pairs = Annotated[tuple[Pair, ...], BeforeValidator(list_to_tuple)]
-Parts = Annotated[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], BeforeValidator(list_to_tuple)]
+Pair = Annotated[tuple[float, float], Listed]
+Pairs = Annotated[tuple[Pair, ...], Listed]
+Parts = Annotated[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], Listed]
 
 
 def about(text: str, default: Any = ..., example: Any = None, **bounds: Any) -> Any:

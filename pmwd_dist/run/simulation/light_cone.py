@@ -27,7 +27,7 @@ from pmwd_dist.report.results import CONVERGENCE, CONVERGENCE_POWER, LIGHT_CONE
 from pmwd_dist.report.tables import Table
 from pmwd_dist.run.settings import SimulationSetup
 from pmwd_dist.run.settings.light_cone import LightCone, field_of_view
-from pmwd_dist.run.simulation.fields import Field, write_fields
+from pmwd_dist.run.simulation.fields import write_fields
 
 if TYPE_CHECKING:
     from pmwd_dist.run.simulation.plan import SimulationJob
@@ -93,27 +93,26 @@ def write_maps(plan: SimulationJob, shells: Array) -> dict[str, Table]:
     assert cone is not None
     assert wanted is not None
     about: dict[str, Any] = {"sources": wanted.sources, "edges": cone.edges, "box_size": cone.config.box_size}
-    tables: dict[str, Table] = {}
     if isinstance(cone, FlatSkyLightCone):
         side = field_of_view(wanted, cone)
         offsets = random_offsets(cone, plan.settings.noise.seed) if wanted.shift else None
-        fields = _lens(shells, simulation, wanted.sources, {"field": side, "pixels": wanted.rays, "offsets": offsets})
+        see = {"field": side, "pixels": wanted.rays, "offsets": offsets}
         place = tuple(cone.observer if i == cone.along else 0.0 for i in range(3))
         about |= {"sky": "flat", "observer": place, "line_of_sight": cone.line_of_sight, "field": side}
-        tables[CONVERGENCE_POWER] = _spectra(fields["convergence"], simulation, wanted.sources, side)
     else:
-        fields = _lens(shells, simulation, wanted.sources, {})
-        if "shear" in fields:
-            tables[CONVERGENCE_POWER] = _spectra(fields["convergence"], simulation, wanted.sources, None)
+        side, see = None, dict[str, Any]()
         about |= {"sky": "sphere", "observer": cone.observer, "nside": cone.nside, "ordering": "RING"}
+    fields = _lens(shells, simulation, wanted.sources, see)
     if not np.isfinite(np.asarray(fields["convergence"])).all():
         raise SimulationError("the light cone is not finite: a displacement exceeds 100 Mpc/h; use a smaller sigma8")
-    pieces = {"mass": Field(shells, 0, {"unit": "mass of a particle", "axes": "shell, pixels"})}
+    pieces = {"mass": (shells, {"unit": "mass of a particle", "axes": "shell, pixels"})}
     for name, values in fields.items():
-        pieces[name] = Field(values, 0, {"axes": "source, " + ("component, " * (name == "shear")) + "pixels"})
+        pieces[name] = values, {"axes": "source, " + ("component, " * (name == "shear")) + "pixels"}
     about["units"] = "edges, box_size, observer: Mpc/h; field: degrees"
     write_fields(plan.folder / LIGHT_CONE, pieces, about)
-    return tables
+    if not has_harmonics(cone):
+        return {}
+    return {CONVERGENCE_POWER: _spectra(fields["convergence"], simulation, wanted.sources, side)}
 
 
 def random_offsets(cone: FlatSkyLightCone, seed: int) -> np.ndarray:

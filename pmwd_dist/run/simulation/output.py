@@ -28,7 +28,7 @@ from pmwd_dist.run.common import manifest
 from pmwd_dist.run.settings.physics import SimulationSetup
 from pmwd_dist.run.settings.simulation_sections import redshift_label
 from pmwd_dist.run.simulation import light_cone
-from pmwd_dist.run.simulation.fields import Field, write_fields
+from pmwd_dist.run.simulation.fields import write_fields
 from pmwd_dist.run.simulation.observables import View, galaxy_counts, wanted
 from pmwd_dist.run.simulation.plan import SimulationJob
 from pmwd_dist.run.simulation.writer import Writer
@@ -85,7 +85,7 @@ def write_output(
             if output.figures:
                 drawing.draw(folder / name for name in names if name.endswith(".png"))
     if plan.counted is not None:
-        counts = Field(galaxy_counts(plan.counted, view), 2, {"axes": "cells along x, y, z"})
+        counts = galaxy_counts(plan.counted, view), {"axes": "cells along x, y, z"}
         about = {"box_size": config.box_size, "units": "Mpc/h", "z": z}
         write_fields(folder / f"counts_{label}.hdf5", {"counts": counts}, about)
     if output.snapshot != "none":
