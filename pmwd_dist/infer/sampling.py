@@ -10,9 +10,8 @@ discarded.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,11 +32,10 @@ from pmwd_dist.infer.chain.chain import (
     Progress,
     Restarts,
     Run,
+    named,
     on_devices,
-    pack,
     placed,
-    restored_numbers,
-    unpack,
+    restored,
 )
 from pmwd_dist.infer.chain.diagnostics import FEW_FAILURES, LARGEST_BIAS, LARGEST_REMAINDER, step_errors
 from pmwd_dist.infer.chain.folder import ChainFolder, chain_of, identity_of
@@ -129,7 +127,8 @@ def sample(
     identity = _identity(posterior, positions, key) | identity_of(how)
     with raise_on_all_processes():
         folder = ChainFolder(output, identity)
-        earlier, stored = folder.chunks(), folder.state()
+        stored = folder.state()
+        earlier = [{name: x for name, x in chunk.items() if name != "noise"} for chunk in folder.chunks(stored)]
     wanted = steps // (thin * chunk)
     if is_shown(progress):
         listener, tuning_listener = with_bar(wanted, listener, tuning_listener)
@@ -139,12 +138,16 @@ def sample(
     chains = _Chains(run_key, posterior, folder, method, energy_variance, thin, chunk, spmd_axis_name, most_failures)
     if stored is not None and "chunks" in stored:
         with folder.reading_state():
-            run, restarts = unpack(stored, run), restored_numbers(stored, Restarts(), "restarts")
+            found = restored(stored, run._asdict() | {"restarts": Restarts()})
+        restarts, run = found.pop("restarts"), Run(**found)
     else:
-        tuned = ChainTuning(tune_key, run, posterior, schedule, folder, spmd_axis_name, tuning_listener)
-        with chains.compiled_beside(run):
-            run, restarts = tuned.tune(most_failures), Restarts()
-        folder.write_state(pack(run, 0, restarts))
+        tuning = ChainTuning(tune_key, run, posterior, schedule, folder, spmd_axis_name, tuning_listener)
+        beside = ThreadPoolExecutor(1)
+        if jax.process_count() == 1:  # several processes compile the program of a chunk later, in one order
+            beside.submit(chains.lowered(run).compile)
+        run, restarts = tuning.tune(most_failures), Restarts()
+        beside.shutdown()
+        folder.write_state(_packed(run, 0, restarts))
         _tell(listener, run, 0, {}, 0)
     chains.draw(run, restarts, earlier, wanted, keep_noise, listener)
     with raise_on_all_processes():
@@ -183,20 +186,9 @@ class _Chains:
     def _how(self) -> tuple[Any, ...]:
         return self.posterior, self.method, self.thin, self.chunk, self.axis
 
-    @contextmanager
-    def compiled_beside(self, run: Run) -> Generator[None]:
-        """Compile the program of a chunk in a thread beside the body; several processes compile it later, in one order.
-
-        It is lowered in this thread, since the contexts of JAX are local to threads.
-        """
-        pool, advance = ThreadPoolExecutor(1), cast("Any", _advance)
-        try:
-            if jax.process_count() == 1:
-                pool.submit(advance.lower(self.key, run, *self._how).compile)
-            yield
-            pool.shutdown()
-        finally:
-            pool.shutdown(wait=False)  # an error of the body does not wait for it
+    def lowered(self, run: Run) -> Any:
+        """The program of a chunk. The contexts of JAX are local to threads, so that others only compile it."""
+        return cast("Any", _advance).lower(self.key, run, *self._how)
 
     def draw(
         self,
@@ -208,21 +200,21 @@ class _Chains:
         listener: Callable[[Progress], None] | None,
     ) -> None:
         """Write chunks until there are as many as wanted; where chains start over, all of them anew."""
-        if restarts.times and not chunks:
-            run, restarts = self._burnt_in(run, restarts)
         while (index := len(chunks)) < wanted:
+            if restarts.times and not chunks:
+                run, restarts = self._burnt_in(run, restarts)
             before, (run, arrays) = run, self._advanced(self._key(restarts, index), run, index)
             chunks.append(arrays)
             if (remedy := self._remedy(chunks, run, restarts)) is not None:
                 restarts = restarts.discarding(chunks)._replace(times=restarts.times + 1)
                 run, arrays = _with(before, *remedy), Arrays()
                 chunks.clear()
-                self.folder.begin_again(pack(run, 0, restarts))
-                run, restarts = self._burnt_in(run, restarts)
+                self.folder.begin_again(_packed(run, 0, restarts))
             else:
                 restarts = restarts._replace(final=restarts.final or index + 1 == wanted)
-                noise = {"noise": to_host(_unwhitened(run, self.posterior, self.axis))} if keep_noise else {}
-                self.folder.write(index, arrays | noise, pack(run, index + 1, restarts))
+                posterior = self.posterior.adapted(run.adaptation)
+                noise = {"noise": to_host(_noise(run.states.position, posterior, self.axis))} if keep_noise else {}
+                self.folder.write(index, arrays | noise, _packed(run, index + 1, restarts))
             _tell(listener, run, len(chunks), arrays, restarts.times)
 
     def _key(self, restarts: Restarts, index: int, number: int = 1) -> Array:
@@ -250,27 +242,30 @@ class _Chains:
         over = self.method != "mclmc" or restarts.times == MOST_RESTARTS or restarts.final
         if over or len(chunks) & (len(chunks) - 1):
             return None
-        chain = chain_of(chunks, to_host(run.moments)._asdict(), Restarts())
+        chain = chain_of(chunks, to_host(run.moments)._asdict())
         corrected = any(np.any(x) for x in to_host(run.correction).values())
         most = LARGEST_REMAINDER if corrected else LARGEST_BIAS
         errors, slopes = step_errors(chain, self.energy_variance, most), dict.fromkeys(chain.parameters, 0.0)
         biased = bool(errors.biased) and not errors.unstable and not errors.unmixed
         if biased:
             slopes = discretisation_bias.estimate(chain, self.posterior.model.priors)
-        needed, factor, *values = from_main(
-            np.array([biased or bool(errors.unstable), errors.corrected_factor, *slopes.values()])
-        ).tolist()
-        return (factor, dict(zip(slopes, values, strict=True))) if needed else None
+        needed, factor, slopes = from_main((biased or bool(errors.unstable), errors.corrected_factor, slopes))
+        return (factor, slopes) if needed else None
 
 
 def _with(run: Run, factor: float, slopes: dict[str, float]) -> Run:
     """The chains without draws, with steps times a factor and a correction with further slopes, which go as h^2."""
     tuning, old = to_host(run.tuning), to_host(run.correction)
     nothing = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), run.moments)
-    tuning = tuning._replace(step_size=np.asarray(tuning.step_size * factor))
-    correction = {name: np.asarray((x + slopes[name]) * factor**2) for name, x in old.items()}
-    new = placed((tuning, nothing, correction), (run.tuning, run.moments, run.correction))
-    return run._replace(**dict(zip(("tuning", "moments", "correction"), new, strict=True)))
+    correction = {name: (x + slopes[name]) * factor**2 for name, x in old.items()}
+    new = tuning._replace(step_size=tuning.step_size * factor), nothing, correction
+    tuning, moments, correction = placed(new, (run.tuning, run.moments, run.correction))
+    return run._replace(tuning=tuning, moments=moments, correction=correction)
+
+
+def _packed(run: Run, chunks: int, restarts: Restarts) -> Arrays:
+    """The state after `chunks` chunks, for a file. Collective."""
+    return named(run._asdict() | {"chunks": chunks, "restarts": restarts})
 
 
 def _warned(chain: Chain, method: Method, energy_variance: float) -> Chain:
@@ -404,12 +399,7 @@ def _advance(
     return run._replace(states=states, moments=moments), arrays
 
 
+@eqx.filter_jit
 def _noise(positions: Position, posterior: Posterior, axis: str | None) -> Array:
     """White noise of all chains."""
     return jax.vmap(lambda z: posterior.unwhiten(z)[0], spmd_axis_name=axis)(positions)
-
-
-@eqx.filter_jit
-def _unwhitened(run: Run, posterior: Posterior, axis: str | None) -> Array:
-    """White noise of all chains of a run."""
-    return _noise(run.states.position, posterior.adapted(run.adaptation), axis)

@@ -312,7 +312,9 @@ def test_moments_agree_with_the_posterior(run: tuple[Any, ...]) -> None:
 
 def tuning(folder: Path) -> list[np.ndarray]:
     """Numbers that the tuning of a chain has found."""
-    return [x for name, x in sorted(read_arrays(folder / "state.npz").items()) if name.startswith("tuning/")]
+    state = read_arrays(folder / "state.npz")
+    masses = "tuning/inverse_mass_matrix/"
+    return [state[name] for name in ("tuning/L", "tuning/step_size", f"{masses}noise", f"{masses}parameters/c")]
 
 
 def test_tuning_finds_masses_and_the_energy_error_that_it_aims_at(run: tuple[Any, ...]) -> None:
@@ -459,7 +461,7 @@ def test_failures_of_the_tuning_stop_a_run(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(ChainFolder, "write_state", kill)
     with pytest.raises(KeyboardInterrupt):
         infer.sample(posterior, positions, output=tmp_path / "again", **options)
-    assert written[-1][max(name for name in written[-1] if name.startswith("schedule/"))] > 0  # of all failures
+    assert written[-1]["schedule/all_failed"] > 0
     with pytest.raises(SimulationError) as again:
         infer.sample(posterior, positions, output=tmp_path / "again", **options)
     assert str(again.value) == str(whole.value)

@@ -26,9 +26,10 @@ def chunk() -> dict[str, np.ndarray]:
 def folder(tmp_path: Path) -> ChainFolder:
     """A chain of two chunks."""
     folder = ChainFolder(tmp_path / "run", {"model": "a", "thin": "2"})
-    moments = {"moments/mean": np.ones((2, 2, 2)), "moments/square": np.ones((2, 2, 2)), "moments/draws": np.ones(())}
+    state = {"moments/mean": np.ones((2, 2, 2)), "moments/square": np.ones((2, 2, 2)), "moments/draws": np.ones(())}
+    state["restarts/gradients"] = np.asarray(0)
     for i in range(2):
-        folder.write(i, chunk(), moments | {"chunks": np.asarray(i + 1)})
+        folder.write(i, chunk(), state | {"chunks": np.asarray(i + 1)})
     return folder
 
 
@@ -82,7 +83,7 @@ CASES = [
 def continued(path: Path) -> infer.Chain:
     """As `sample` goes on."""
     folder = ChainFolder(path, {"model": "a", "thin": "2"})
-    folder.chunks()
+    list(folder.chunks(folder.state()))
     return folder.load()
 
 

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
@@ -134,42 +133,30 @@ class Restarts(NamedTuple):
         return self._replace(gradients=self.gradients + sum(int(np.sum(chunk["gradients"])) for chunk in chunks))
 
 
-def pack(run: Run, chunks: int, restarts: Restarts) -> Arrays:
-    """The state after `chunks` chunks, as named arrays for a file. Collective."""
-    moments = {f"moments/{name}": x for name, x in to_host(run.moments)._asdict().items()}
-    shared = leaves_of(run.tuning, "tuning") | leaves_of(run.adaptation, "adaptation")
-    shared |= leaves_of(run.correction, "correction")
-    return leaves_of(run.states) | shared | moments | {"chunks": np.asarray(chunks)} | leaves_of(restarts, "restarts")
+def named(tree: Any) -> Arrays:
+    """Leaves of a pytree, by the names of their paths such as "moments/mean". Collective."""
+    leaves, _ = jax.tree.flatten_with_path(to_host(tree))
+    return {_name(path): np.asarray(x) for path, x in leaves}
 
 
-def unpack(stored: Arrays, like: Run) -> Run:
-    """The state from named arrays, with the structure, types and shardings of another one."""
-    check_shapes(stored, {f"moments/{name}": jnp.shape(x) for name, x in like.moments._asdict().items()})
-    moments = like.moments._replace(**{name: stored[f"moments/{name}"] for name in Moments._fields})
-    tuning, adapted = restored(stored, like.tuning, "tuning"), restored(stored, like.adaptation, "adaptation")
-    correction = restored(stored, like.correction, "correction")
-    return Run(restored(stored, like.states), tuning, placed(moments, like.moments), adapted, correction)
+def restored(stored: Arrays, like: Any) -> Any:
+    """A pytree from arrays by name, with the structure of another one.
+
+    Its arrays of JAX have the shapes, types and shardings of the other ones. NumPy arrays may have any shape.
+    """
+
+    def leaf(path: Any, x: Any) -> Any:
+        array = stored[_name(path)]
+        if isinstance(x, jax.Array):
+            check_shapes(stored, {_name(path): x.shape})
+            return placed(array, x)
+        return array if isinstance(x, np.ndarray) else type(x)(array)
+
+    return jax.tree.map_with_path(leaf, like)
 
 
-def leaves_of(tree: Any, prefix: str = "run") -> Arrays:
-    """Leaves of a pytree as named arrays. Collective."""
-    return {f"{prefix}/{i:03d}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(to_host(tree)))}
-
-
-def restored_numbers(stored: Arrays, like: Any, prefix: str) -> Any:
-    """A pytree of numbers and NumPy arrays of any shape from named arrays, with the structure of another one."""
-    leaves, structure = jax.tree.flatten(like)
-    arrays = [stored[f"{prefix}/{i:03d}"] for i in range(len(leaves))]
-    return structure.unflatten(
-        [x if isinstance(y, np.ndarray) else type(y)(x) for x, y in zip(arrays, leaves, strict=True)]
-    )
-
-
-def restored(stored: Arrays, like: Any, prefix: str = "run") -> Any:
-    """A pytree from named arrays, with the structure, types and shardings of another one."""
-    shapes = {f"{prefix}/{i:03d}": jnp.shape(x) for i, x in enumerate(jax.tree.leaves(like))}
-    check_shapes(stored, shapes)
-    return placed(jax.tree.unflatten(jax.tree.structure(like), [stored[name] for name in shapes]), like)
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def on_devices(positions: Any, config: Config, axis: str | None) -> Any:

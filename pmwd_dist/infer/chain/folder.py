@@ -17,7 +17,7 @@ import numpy as np
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.infer.chain.chain import Chain, Restarts, restored_numbers
+from pmwd_dist.infer.chain.chain import Chain, Moments
 from pmwd_dist.io.arrays import ArrayFile, Arrays, check_shapes, fingerprint, reading, write_arrays
 from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes, to_host
 
@@ -121,18 +121,10 @@ class ChainFolder:
                 for path in self.path.glob("chunk_*.npz"):
                     path.unlink()
 
-    def chunks(self) -> list[Arrays]:
-        """Arrays of all chunks without fields, in order."""
-        found = self._chunks(self._count(self.state()))
-        return [{name: x for name, x in arrays.items() if name != "noise"} for arrays in found]
-
-    def _count(self, state: Arrays | None) -> int:
-        """Number of chunks up to a state."""
+    def chunks(self, state: Arrays | None) -> Generator[Arrays]:
+        """Arrays of each chunk up to a state, in order, all with the same names and shapes."""
         with self.reading_state():
-            return 0 if state is None else int(state.get("chunks", 0))
-
-    def _chunks(self, count: int) -> Generator[Arrays]:
-        """Arrays of each chunk in order, all with the same names and shapes."""
+            count = 0 if state is None else int(state.get("chunks", 0))
         shapes: dict[str, tuple[int, ...]] = {}
         self._last = ""
         for index, path in enumerate(map(self._chunk, range(count))):
@@ -153,20 +145,20 @@ class ChainFolder:
     def load(self) -> Chain:
         """All draws up to the state."""
         state = self.state()
-        if state is None or self._count(state) == 0:
+        chunks = list(self.chunks(state))
+        if state is None or not chunks:
             raise ArgumentError("output", str(self.path), "has no draws yet", "sample first")
-        chunks = list(self._chunks(self._count(state)))
         with self.reading_state():
-            moments = {name: state[f"moments/{name}"] for name in ("mean", "square", "draws")}
-            restarts = restored_numbers(state, Restarts(), "restarts")
-        return chain_of(chunks, moments, restarts)
+            moments = {name: state[f"moments/{name}"] for name in Moments._fields}
+            discarded = int(state["restarts/gradients"])
+        return chain_of(chunks, moments, discarded)
 
     def _chunk(self, index: int) -> Path:
         return self.path / f"chunk_{index:05d}.npz"
 
 
-def chain_of(chunks: list[Arrays], moments: Mapping[str, Any], restarts: Restarts) -> Chain:
-    """The chain of these chunks and moments of the noise."""
+def chain_of(chunks: list[Arrays], moments: Arrays, discarded: int = 0) -> Chain:
+    """The chain of these chunks and moments of the noise, after `discarded` gradients of other draws."""
     joined = {name: np.concatenate([c[name] for c in chunks], axis=1) for name in chunks[0] if name != "noise"}
     parameters, projections, powers = (_named(joined, prefix) for prefix in _NAMED)
     return Chain(
@@ -175,7 +167,7 @@ def chain_of(chunks: list[Arrays], moments: Mapping[str, Any], restarts: Restart
         density_shift=joined["density_shift"],
         energy_change=joined["energy_change"],
         acceptance_rate=joined["acceptance_rate"],
-        gradients=int(np.sum(joined["gradients"])) + restarts.gradients,
+        gradients=int(np.sum(joined["gradients"])) + discarded,
         failures=int(np.sum(~joined["nonans"].astype(bool))),
         noise_mean=moments["mean"],
         noise_sd=np.sqrt(moments["square"] / max(float(moments["draws"]) - 1, 1)),

@@ -18,7 +18,7 @@ from jaxtyping import Array
 from pmwd_dist._jax.profile import part
 from pmwd_dist.infer import preconditioner_adaptation as adaptation
 from pmwd_dist.infer import trees
-from pmwd_dist.infer.chain.chain import Moments, Run, leaves_of, placed, restored, restored_numbers
+from pmwd_dist.infer.chain.chain import Moments, Run, named, placed, restored
 from pmwd_dist.infer.chain.folder import ChainFolder
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers import mclmc
@@ -93,11 +93,8 @@ class ChainTuning:
                 state = schedule.advance(state, stability)
             self._keep(state)
         tuning = placed(from_main(schedule.tuning(state)), self.run.tuning)
-        share, where = (
-            state.failed / max(state.steps, 1),
-            f"the last stage of the tuning, and {state.all_failed} in all,",
-        )
-        check_share(share, most_failures, where)
+        where = f"the last stage of the tuning, and {state.all_failed} in all,"
+        check_share(state.failed / max(state.steps, 1), most_failures, where)
         return self.run._replace(tuning=tuning)
 
     def block_arguments(self, state: TuningState) -> tuple[Any, ...]:
@@ -176,14 +173,16 @@ class ChainTuning:
             self._written = time.monotonic()
 
     def _write(self, state: TuningState) -> None:
-        own = leaves_of(state, "schedule") | leaves_of(self.run.adaptation, "adaptation")
-        self.folder.write_state(own | leaves_of(self.run.states))
+        self.folder.write_state(named(self._saved(state)))
 
     def _restore(self, stored: Arrays, like: TuningState) -> TuningState:
         with self.folder.reading_state():
-            adapted = restored(stored, self.run.adaptation, "adaptation")
-            self.run = self.run._replace(states=restored(stored, self.run.states), adaptation=adapted)
-            return restored_numbers(stored, like, "schedule")
+            saved = restored(stored, self._saved(like))
+        self.run = self.run._replace(states=saved["states"], adaptation=saved["adaptation"])
+        return saved["schedule"]
+
+    def _saved(self, state: TuningState) -> dict[str, Any]:
+        return {"schedule": state, "states": self.run.states, "adaptation": self.run.adaptation}
 
 
 @eqx.filter_jit
