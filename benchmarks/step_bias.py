@@ -17,7 +17,7 @@ import numpy as np
 from pmwd_dist import infer
 from pmwd_dist.infer import mclmc
 from pmwd_dist.infer.samplers import methods
-from pmwd_dist.infer.samplers.isokinetic import density_shift
+from pmwd_dist.infer.samplers.mclmc import density_shift
 
 CHAINS, STEPS = 8, 20000  # of which the first tenth is left out
 

@@ -12,7 +12,7 @@ Gradients g along a chain give the curvature, since E[g g^T] = -E[Hessian]:
   s = -c' / (2 c) keeps the curvature c of the band constant in u. Projected data make modes dependent: all s of a
   parameter are multiplied by one factor, from the same regression.
 - One more s, common to all bands, keeps the sum of the curvatures constant, because that sum times the square of the
-  step shifts parameters (`isokinetic.density_shift`).
+  step shifts parameters (`mclmc.density_shift`).
 - Parameters are scaled along the eigenvectors of the remaining curvature, by the same rule as the modes.
 
 Without linear theory the mean of the noise x is the mean along the chains of x + d log p / dx. It equals the mean of x

@@ -42,7 +42,7 @@ from pmwd_dist.infer.chain.folder import ChainFolder, chain_of, identity_of
 from pmwd_dist.infer.chain.progress import is_shown, with_bar
 from pmwd_dist.infer.lensing import Convergence
 from pmwd_dist.infer.model import Position, Posterior
-from pmwd_dist.infer.samplers.isokinetic import IntegratorState, density_shift
+from pmwd_dist.infer.samplers.mclmc import IntegratorState, density_shift
 from pmwd_dist.infer.samplers.methods import Method, check_method, transition
 from pmwd_dist.infer.tuning import discretisation_bias
 from pmwd_dist.infer.tuning.loop import ChainTuning, TuningProgress, begin, check_share, tuning_block

@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 from pmwd_dist import infer
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.samplers import hmc, mclmc, methods, nuts
-from pmwd_dist.infer.samplers.isokinetic import density_shift, refresh
+from pmwd_dist.infer.samplers.mclmc import density_shift, refresh
 
 VARIANCE = np.linspace(0.5, 2, 12).reshape(2, 3, 2)
 

@@ -15,7 +15,7 @@ import pytest
 import pmwd_dist as pmd
 from pmwd_dist import infer
 from pmwd_dist.infer import sampling
-from pmwd_dist.infer.samplers import isokinetic, mclmc
+from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.tuning.blocks import run_blocks
 from pmwd_dist.infer.tuning.curvature import AWAY, at_extremes, largest_curvatures, longest_step
 from pmwd_dist.infer.tuning.schedule import STAGES, Schedule, TuningState
@@ -62,7 +62,7 @@ class Tuned:
             self.weights.append(weight)
             if self.schedule.reevaluates(state):
                 own = partial(weighted, weight=weight)
-                self.states = jax.vmap(lambda x, u: isokinetic.start(x, u, own))(  # noqa: B023
+                self.states = jax.vmap(lambda x, u: mclmc.start(x, u, own))(  # noqa: B023
                     self.states.position, self.states.momentum
                 )
             key, method = jax.random.fold_in(jax.random.key(7), state.total), self.schedule.sampler(state)

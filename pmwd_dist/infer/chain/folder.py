@@ -172,18 +172,14 @@ def chain_of(chunks: list[Arrays], moments: Arrays, discarded: int = 0) -> Chain
         noise_mean=moments["mean"],
         noise_sd=np.sqrt(moments["square"] / max(float(moments["draws"]) - 1, 1)),
         noise=np.stack([c["noise"] for c in chunks]) if "noise" in chunks[0] else None,
-        projections=_by_wavenumber(projections),
-        powers=_by_wavenumber(powers),
+        projections={float(k): x for k, x in projections.items()},
+        powers={float(k): x for k, x in powers.items()},
     )
 
 
 def _named(arrays: Arrays, prefix: str) -> Arrays:
     """The arrays whose names have a prefix, without it."""
     return {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}
-
-
-def _by_wavenumber(arrays: Arrays) -> dict[float, np.ndarray]:
-    return {float(k): arrays[k] for k in sorted(arrays, key=float)}
 
 
 def identity_of(parts: Mapping[str, Any]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from jaxtyping import Array
 
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.samplers import mclmc
-from pmwd_dist.infer.samplers.isokinetic import Agree, IntegratorState, LogDensity, Transition, start, unchanged
+from pmwd_dist.infer.samplers.mclmc import Agree, IntegratorState, LogDensity, Transition, start, unchanged
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 
 init = mclmc.init
@@ -104,10 +104,6 @@ def _rotated(position: Any, momentum: Any, time: Array, root: Any, precision: An
         p = p - against * x
         return sign * (x + along * p), sign * p
 
-    leaves, structure = jax.tree.flatten(position)
-    each = (
-        leaves,
-        *(jax.tree.leaves(trees.broadcast_to_leaves(tree, position)) for tree in (momentum, root, precision)),
-    )
-    moved = [leaf(*one) for one in zip(*each, strict=True)]
-    return structure.unflatten([x for x, _ in moved]), structure.unflatten([p for _, p in moved])
+    root, precision = (trees.broadcast_to_leaves(tree, position) for tree in (root, precision))
+    moved = jax.tree.map(leaf, position, momentum, root, precision)
+    return jax.tree.transpose(jax.tree.structure(position), jax.tree.structure((0, 0)), moved)

@@ -13,7 +13,7 @@ from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.samplers import hmc, mclmc, nuts
-from pmwd_dist.infer.samplers.isokinetic import Agree, IntegratorState, LogDensity, Transition, unchanged
+from pmwd_dist.infer.samplers.mclmc import Agree, IntegratorState, LogDensity, Transition, unchanged
 
 TRAJECTORY = math.pi / 2  # mean length of the trajectories of HMC: a quarter of the period of unit variances
 Method = Literal["mclmc", "hmc", "nuts"]

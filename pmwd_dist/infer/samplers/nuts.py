@@ -20,7 +20,7 @@ from jaxtyping import Array
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.hmc import leapfrog
-from pmwd_dist.infer.samplers.isokinetic import Agree, IntegratorState, LogDensity, Transition, unchanged
+from pmwd_dist.infer.samplers.mclmc import Agree, IntegratorState, LogDensity, Transition, unchanged
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 
 DOUBLINGS = 10  # largest number for a trajectory

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from pmwd_dist.infer.samplers.isokinetic import IntegratorState, LogDensity
+from pmwd_dist.infer.samplers.mclmc import IntegratorState, LogDensity
 from pmwd_dist.infer.samplers.methods import Method, Tuning, transition
 
 TRAJECTORIES = 5  # trajectories of a block of HMC

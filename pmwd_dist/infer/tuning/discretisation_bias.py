@@ -1,7 +1,7 @@
 """Correction of the discretisation bias of parameters by MCLMC, which accepts every step. It is our own.
 
 Steps of length h sample the density p(x, u) exp(s) of fields x and parameters u to second order in h, where s goes as
-h^2 (`isokinetic.density_shift`). The marginal density of u is multiplied by exp(S(u)), with S(u) = E[s | u]. If the
+h^2 (`mclmc.density_shift`). The marginal density of u is multiplied by exp(S(u)), with S(u) = E[s | u]. If the
 curvatures of many modes depend on u, this moves the mean of u, though the error of each mode is negligible.
 
 Let v = R^-1 (u - mean) be independent combinations of unit variance, for the covariance R R^T of u. To first order

@@ -22,7 +22,7 @@ from pmwd_dist.infer.chain.chain import Moments, Run, named, placed, restored
 from pmwd_dist.infer.chain.folder import ChainFolder
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers import mclmc
-from pmwd_dist.infer.samplers.isokinetic import IntegratorState
+from pmwd_dist.infer.samplers.mclmc import IntegratorState
 from pmwd_dist.infer.samplers.methods import Method, Tuning
 from pmwd_dist.infer.tuning.blocks import Block, run_blocks
 from pmwd_dist.infer.tuning.curvature import at_extremes, largest_curvatures, longest_step

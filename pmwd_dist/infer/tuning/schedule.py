@@ -193,7 +193,7 @@ class Schedule:
         """Whether states must be evaluated again before the next block.
 
         The weight of the likelihood has changed, or trajectories begin: MCLMC keeps gradients at the kick point beside
-        the position (`isokinetic.langevin_step`).
+        the position (`mclmc.step`).
         """
         before = self.stages[max(state.stage - 1, 0)]
         begins = state.blocks == 0 and (before.weight < 1 or self.sampler(state) != "mclmc")
@@ -253,7 +253,7 @@ class Schedule:
         if self.done(after) or self.sampler(after) == "mclmc" or stage.own_sampler:
             return after
         # Errors add up along a trajectory. Steps of HMC are times.
-        return after._replace(step=step.scaled(0.4 / root, step.stability / root, 0.5 * TRAJECTORY))
+        return after._replace(step=step.scaled(0.4 / root, min(step.stability / root, 0.5 * TRAJECTORY)))
 
     def masses(self, state: TuningState) -> np.ndarray:
         """Inverse mass of each leaf of the position after the stage."""

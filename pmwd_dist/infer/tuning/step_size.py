@@ -36,8 +36,7 @@ class StepSize(NamedTuple):
     Args:
       value: step size.
       wanted: logarithm of the step that each chain asks for, stable block by stable block of a stage, (blocks, chains).
-      stability: stability limit of MCLMC along the direction of the largest curvature.
-      trajectory: bound from the length of trajectories.
+      stability: stability limit of MCLMC along the direction of the largest curvature; no more than half a trajectory.
       unstable: bound from the last unstable block.
       stable: largest step of a stable block.
     """
@@ -45,19 +44,17 @@ class StepSize(NamedTuple):
     value: float
     wanted: np.ndarray
     stability: float = math.inf
-    trajectory: float = math.inf
     unstable: float = math.inf
     stable: float = 0.0
 
     @property
     def largest(self) -> float:
         """The largest step to try."""
-        return min(self.stability, self.trajectory, self.unstable)
+        return min(self.stability, self.unstable)
 
-    def scaled(self, factor: float, stability: float, trajectory: float = math.inf) -> StepSize:
+    def scaled(self, factor: float, stability: float) -> StepSize:
         """The step in other units, after a change of masses, positions or the sampler, without earlier blocks."""
-        largest = min(stability, trajectory)
-        return StepSize(min(factor * self.value, largest), self.wanted[:0], stability, trajectory)
+        return StepSize(min(factor * self.value, stability), self.wanted[:0], stability)
 
     def settled(self) -> StepSize:
         """The step at the end of a tuning, no larger than the largest stable one."""
