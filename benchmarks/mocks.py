@@ -128,13 +128,13 @@ class Mocks:
         self.schedule = Schedule(positions, steps, method, energy_variance, adapts)
         self.tunings, self.blocks = [self.schedule.begin()] * self.count, 0
         while not self.schedule.done(self.tunings[0]):
-            if self.schedule.reevaluates(self.tunings[0]):
+            if self.schedule.next(self.tunings[0]).reevaluates:
                 self.states = self._at(self.states.position, self.adaptation, 2 * 10**6)
             moved, blocks = self._run()
             self.tunings = [self.schedule.update(state, _of(blocks, i)) for i, state in enumerate(self.tunings)]
             kept = np.array([state.kept for state in self.tunings])
             self.states = _where(kept, moved, self.states)
-            if self.schedule.ends(self.tunings[0]):
+            if self.schedule.last(self.tunings[0]).ends:
                 self._advance()
             if self.blocks % 10 == 0:
                 step = np.median(self.lengths()[:, 1])
@@ -165,7 +165,7 @@ class Mocks:
 
     def _advance(self) -> None:
         """Begin the next stage of all mocks, after an adaptation to what their own chains have shown."""
-        if self.schedule.stage(self.tunings[0]).estimates not in ("scales", "preconditioner"):
+        if self.schedule.last(self.tunings[0]).stage.estimates not in ("scales", "preconditioner"):
             self.tunings = [self.schedule.advance(state) for state in self.tunings]
             return
         old, positions = self.adaptation, self.states.position
@@ -191,7 +191,7 @@ class Mocks:
         """Adaptations of all mocks to what their own chains have shown."""
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self.keys[1], 10**6 + self.blocks)
         changes: Any = [None] * self.count
-        if self.schedule.stage(self.tunings[0]).parameters_move:
+        if self.schedule.last(self.tunings[0]).stage.parameters_move:
             changes = np.asarray(_changes(keys, self.states.position, (self.data, old), self.posterior))
         modes, host, new = adaptation.mode_numbers(self.posterior), jax.tree.map(np.asarray, old), list[Adaptation]()
         for i, state in enumerate(self.tunings):
@@ -203,7 +203,7 @@ class Mocks:
     def _at(self, positions: Any, old: Any, salt: int) -> Any:
         """States of all chains at positions of another adaptation, with the density of the next block."""
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self.keys[1], salt + self.blocks)
-        now = self.posterior.weighted(self.schedule.weight(self.tunings[0]))
+        now = self.posterior.weighted(self.schedule.next(self.tunings[0]).weight)
         return _moved(keys, positions, self.data, old, self.adaptation, now)
 
     def _run(self) -> Any:
@@ -211,8 +211,9 @@ class Mocks:
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self.keys[1], self.blocks)
         given, state = (self.data, self.adaptation), self.tunings[0]
         tunings = jax.tree.map(lambda *x: np.stack(x), *map(self.schedule.tuning, self.tunings))
-        now, method = self.posterior.weighted(self.schedule.weight(state)), self.schedule.sampler(state)
-        states, blocks = _blocks(keys, self.states, tunings, given, now, method, self.length)
+        block = self.schedule.next(state)
+        now = self.posterior.weighted(block.weight)
+        states, blocks = _blocks(keys, self.states, tunings, given, now, block.method, self.length)
         return states, jax.tree.map(np.asarray, blocks)
 
 

@@ -10,7 +10,7 @@ discarded.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -55,7 +55,6 @@ from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm.status import SimulationError
 
 MOST_RESTARTS = 6  # largest number of times that chains start over
-_ELSEWHERE = "begin elsewhere, as with another seed or narrower priors, or look at the simulation there"
 
 
 @on_auto_axes
@@ -145,7 +144,7 @@ def sample(
         beside = ThreadPoolExecutor(1)
         if jax.process_count() == 1:  # several processes compile the program of a chunk later, in one order
             beside.submit(chains.lowered(run).compile)
-        run, restarts = tuning.tune(most_failures), Restarts()
+        run, restarts = tuning.tune(stored, most_failures), Restarts()
         beside.shutdown()
         folder.write_state(_packed(run, 0, restarts))
         _tell(listener, run, 0, {}, 0)
@@ -290,16 +289,12 @@ def _check_positions(posterior: Posterior, positions: Any) -> None:
         remedy = "use a config with decomposition=(1, 1)"
         raise ArgumentError("posterior", "", constraint, remedy, show_value=False)
     remedy = "use jax.vmap(posterior.initial)(keys)"
-    if not isinstance(positions, Mapping) or set(positions) != {"noise", "parameters"}:
-        constraint = "must have the entries noise and parameters"
-        raise ArgumentError("positions", positions, constraint, remedy, show_value=False)
-    shape, lattice = jnp.shape(positions["noise"]), posterior.model.config.particle_shape
-    if shape[1:] != lattice or not shape[0]:
-        raise ArgumentError("positions['noise'].shape", shape, f"must be (chains, *{lattice})", remedy)
-    wanted = dict.fromkeys(posterior.model.priors, shape[:1])
-    there = {name: jnp.shape(x) for name, x in positions["parameters"].items()}
-    if there != wanted:
-        raise ArgumentError("positions['parameters']", there, f"must be numbers of shape {wanted}", remedy)
+    lattice, names = posterior.model.config.particle_shape, list(posterior.model.priors)
+    shapes, leaves = jax.tree.map(np.shape, positions), jax.tree.leaves(positions)
+    chains = np.shape(leaves[0])[:1] if leaves else ()
+    if chains in ((), (0,)) or shapes != {"noise": chains + lattice, "parameters": dict.fromkeys(names, chains)}:
+        constraint = f"must have noise of shape (chains, *{lattice}) and parameters {names} of shape (chains,)"
+        raise ArgumentError("positions", shapes, constraint, remedy)
     if not jnp.issubdtype(kind := jnp.result_type(positions["noise"]), jnp.floating):
         raise ArgumentError("positions['noise'].dtype", kind.name, "must be of floating-point numbers", remedy)
 
@@ -325,7 +320,8 @@ def _check_begun(run: Run, posterior: Posterior) -> None:
         if wrong.size:
             where = f"{wrong.size} of {len(fine[0])} chains begin, as chain {wrong[0]} does"
             raise SimulationError(
-                f"the {what} is not finite where {where}{_at(posterior, states.position, int(wrong[0]))}; {_ELSEWHERE}"
+                f"the {what} is not finite where {where}{_at(posterior, states.position, int(wrong[0]))}; "
+                "begin elsewhere, as with another seed or narrower priors, or look at the simulation there"
             )
 
 

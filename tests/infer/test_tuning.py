@@ -58,20 +58,21 @@ class Tuned:
         self.ends, self.weights, self.positions = dict[str, TuningState](), list[float](), dict[str, Any]()
         self.run, self.undone = partial(run, weight=1.0), 0
         while not self.schedule.done(state):
-            weight = self.schedule.weight(state)
+            now = self.schedule.next(state)
+            weight, method = now.weight, now.method
             self.weights.append(weight)
-            if self.schedule.reevaluates(state):
+            if now.reevaluates:
                 own = partial(weighted, weight=weight)
                 self.states = jax.vmap(lambda x, u: mclmc.start(x, u, own))(  # noqa: B023
                     self.states.position, self.states.momentum
                 )
-            key, method = jax.random.fold_in(jax.random.key(7), state.total), self.schedule.sampler(state)
+            key = jax.random.fold_in(jax.random.key(7), state.total)
             moved, block = run(key, self.states, self.schedule.tuning(state), method, weight)
             state = self.schedule.update(state, jax.tree.map(np.asarray, block))
             self.states = moved if state.kept else self.states
             self.undone += not state.kept
-            if self.schedule.ends(state):
-                name = self.schedule.stage(state).name
+            if now.ends:
+                name = now.stage.name
                 self.ends[name], self.positions[name] = state, self.states.position
                 state = self.schedule.advance(state, stability)
         self.state = state

@@ -114,15 +114,15 @@ def test_what_was_stopped_goes_on_to_the_same_bits(
 ) -> None:
     plan = plan_of(tmp_path / "run")
     prepare_folder(plan)
-    with pytest.raises(Interrupted, match="interrupted 12% through the tuning; go on with `pmwd-dist resume"):
+    with pytest.raises(Interrupted, match="interrupted 14% through the tuning; go on with `pmwd-dist resume"):
         execute(plan, Listener("tuning"))
     page = (plan.folder / "report.html").read_text()
-    assert "was interrupted 12% through its tuning." in page
+    assert "was interrupted 14% through its tuning." in page
     assert re.search(r'<th scope="row">tuning</th><td>1</td><td>\d', page)
     capsys.readouterr()
     assert command("report", plan.folder) == 0
     assert capsys.readouterr().out == f"wrote {plan.folder / 'report.html'}\n"
-    with pytest.raises(Interrupted, match="stopped 38% through the tuning, by the time limit; go on with"):
+    with pytest.raises(Interrupted, match="stopped 43% through the tuning, by the time limit; go on with"):
         execute(plan, Listener(), resume=True, time_limit=1e-3)  # after two blocks, the first of which counts
     with pytest.raises(Interrupted, match="interrupted after chunk 1 of 3; go on with `pmwd-dist resume"):
         execute(plan, Listener("chunk"), resume=True)

@@ -40,7 +40,7 @@ def test_counts_with_a_selection_are_sampled_and_judged(
     file.write_text(COUNTS)
     assert command("infer", file, "--output", folder) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any(re.match(r"tuning 12%  step size \S+, L \S+  ", line) for line in lines)
+    assert any(re.match(r"tuning 14%  step size \S+, L \S+  ", line) for line in lines)
     chunks = [line for line in lines if line.startswith("step ")]
     assert len(chunks) == 2 and all(re.search(r" gradients/s  \d+% accepted  ESS ", line) for line in chunks)
     # A finished run whose checks fail is no failed run: it says so last, and where programs read it.

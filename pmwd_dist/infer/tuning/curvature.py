@@ -25,6 +25,8 @@ AWAY = 2.5  # distance from the mean of a parameter [standard deviations]
 _ASIDE = 0.5  # half the distance of a difference of gradients, about the distance of a step along one direction
 _ITERATIONS, _FURTHER = 12, 2
 
+_aside = jax.jit(trees.add)
+
 
 def largest_curvatures(slopes: Callable[[Any], Any], positions: Any, extremes: Sequence[Any] = ()) -> np.ndarray:
     """Lower bounds of the largest curvature of the log density at positions, and then at extremes, batch by batch.
@@ -34,16 +36,16 @@ def largest_curvatures(slopes: Callable[[Any], Any], positions: Any, extremes: S
     `slopes` gives the gradients of the log density at positions of a batch of chains, and `extremes` are other
     positions of the same chains (`at_extremes`).
     """
-    directions, _ = _normalised(slopes(positions))
-    found, begin = list[np.ndarray](), directions
-    for place in (positions, *extremes):
-        directions, sizes = begin, None
-        for _ in range(_FURTHER if found else _ITERATIONS):
-            ends = [slopes(_aside(place, directions, sign * _ASIDE)) for sign in (-1.0, 1.0)]
+
+    def iterated(positions: Any, directions: Any, times: int) -> tuple[Any, np.ndarray]:
+        sizes = None
+        for _ in range(times):
+            ends = [slopes(_aside(positions, sign * _ASIDE, directions)) for sign in (-1.0, 1.0)]
             directions, sizes = _normalised(jax.tree.map(lambda x, y: (x - y) / (2 * _ASIDE), *ends))
-        begin = begin if found else directions
-        found.append(to_host(sizes))
-    return np.concatenate(found)
+        return directions, to_host(sizes)
+
+    directions, found = iterated(positions, _normalised(slopes(positions))[0], _ITERATIONS)
+    return np.concatenate([found, *(iterated(x, directions, _FURTHER)[1] for x in extremes)])
 
 
 @jax.jit
@@ -53,11 +55,6 @@ def _normalised(directions: Any) -> tuple[Any, Array]:
     return jax.vmap(lambda size, x: trees.scale(1 / size, x))(sizes, directions), sizes
 
 
-@jax.jit
-def _aside(positions: Any, directions: Any, by: float) -> Any:
-    return trees.add(positions, by, directions)
-
-
 def at_extremes(positions: Any, numbers: np.ndarray) -> list[Any]:
     """Batches of the positions, each with numbers that are `AWAY` standard deviations from their mean, one at a time.
 
@@ -65,21 +62,19 @@ def at_extremes(positions: Any, numbers: np.ndarray) -> list[Any]:
 
     The numbers are those of the positions along chains, (chains, steps, n).
     """
-    chains, count = numbers.shape[0], numbers.shape[-1]
     if not numbers.size:
         return []
     mean, sd = numbers.mean(axis=(0, 1)), numbers.std(axis=(0, 1))
-    extremes = [(i, sign) for i in range(count) for sign in (-1.0, 1.0)]
     leaves, structure = jax.tree.flatten(positions)
     places = [i for i, x in enumerate(leaves) if x.ndim == 1]
-    batches = list[Any]()
+    extremes = [(i, m + sign * AWAY * s) for i, m, s in zip(places, mean, sd, strict=True) for sign in (-1.0, 1.0)]
+    batches, chains = list[Any](), len(numbers)
     for first in range(0, len(extremes), chains):
-        moved = [np.array(to_host(leaves[i])) for i in places]
-        for chain, (i, sign) in enumerate(extremes[first : first + chains]):
-            moved[i][chain] = mean[i] + sign * AWAY * sd[i]
         new = list(leaves)
-        for i, x in zip(places, moved, strict=True):
-            new[i] = to_devices(x, leaves[i].sharding)
+        for chain, (i, extreme) in enumerate(extremes[first : first + chains]):
+            moved = np.array(to_host(new[i]))
+            moved[chain] = extreme
+            new[i] = to_devices(moved, leaves[i].sharding)
         batches.append(structure.unflatten(new))
     return batches
 

@@ -75,21 +75,22 @@ class ChainTuning:
     _written: float = field(default_factory=time.monotonic)
 
     @part("tuning")
-    def tune(self, most_failures: float) -> Run:
-        """Tune all chains, from the state in the folder if there is one.
+    def tune(self, stored: Arrays | None, most_failures: float) -> Run:
+        """Tune all chains, from a state that was stored, if any.
 
         Raises:
           SimulationError: a larger share than `most_failures` of the steps of the last stage failed.
         """
         schedule, state = self.schedule, self.schedule.begin()
-        if stored := self.folder.state():
+        if stored is not None:
             state = self._restore(stored, state)
         while not schedule.done(state):
-            if schedule.reevaluates(state):
+            if schedule.next(state).reevaluates:
                 self._begin_at(self.run.states.position, state, 1)
             state = self._run_block(state)
-            if schedule.ends(state):
-                stability = self._adapt(state) if schedule.stage(state).estimates in ("scales", "preconditioner") else 0
+            last = schedule.last(state)
+            if last.ends:
+                stability = self._adapt(state) if last.stage.estimates in ("scales", "preconditioner") else 0
                 state = schedule.advance(state, stability)
             self._keep(state)
         tuning = placed(from_main(schedule.tuning(state)), self.run.tuning)
@@ -101,8 +102,8 @@ class ChainTuning:
         """Arguments of `tuning_block` for the next block."""
         schedule, key = self.schedule, jax.random.fold_in(self.key, state.total)
         tuning = placed(from_main(schedule.tuning(state)), self.run.tuning)
-        length, method = block_length(schedule.steps), schedule.sampler(state)
-        return key, self.run.states, tuning, self._now(state), method, length, self.axis
+        length = block_length(schedule.steps)
+        return key, self.run.states, tuning, self._now(state), schedule.next(state).method, length, self.axis
 
     def _run_block(self, state: TuningState) -> TuningState:
         states, block = tuning_block(*self.block_arguments(state))
@@ -114,7 +115,7 @@ class ChainTuning:
 
     def _now(self, state: TuningState) -> Posterior:
         """The posterior with the adaptation and the weight of the next block."""
-        weight = self.schedule.weight(state) * self.posterior.weight
+        weight = self.schedule.next(state).weight * self.posterior.weight
         return self.posterior.adapted(self.run.adaptation).weighted(weight)
 
     def _begin_at(self, positions: Position, state: TuningState, number: int) -> None:
@@ -136,7 +137,7 @@ class ChainTuning:
     def _adapted(self, old: adaptation.Adaptation, state: TuningState) -> Posterior:
         """The posterior with the next adaptation."""
         before, changes = self.posterior.adapted(old), None
-        if self.schedule.stage(state).parameters_move:
+        if self.schedule.last(state).stage.parameters_move:
             key = jax.random.fold_in(jax.random.fold_in(self.key, state.total), 2)
             changes = to_host(adaptation.changes_of_curvature(key, before, self.run.states.position, self.axis))
         mean = state.noise / max(state.curvature[-1], 1)
@@ -161,8 +162,7 @@ class ChainTuning:
         try:
             if self.listener is not None:
                 L, step_size = (float(np.asarray(x)) for x in self.schedule.tuning(state)[:2])
-                stage = self.schedule.stage(state).name
-                share = self.schedule.share(state)
+                share, stage = state.total / len(self.schedule.blocks), self.schedule.next(state).stage.name
                 self.listener(TuningProgress(share, stage, step_size, L))
         except BaseException as error:
             if jax.process_count() == 1 or isinstance(error, SharedError):  # to write is collective

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -75,34 +76,51 @@ def block_length(steps: int) -> int:
     return min(BLOCK, steps // 8)
 
 
+class PlannedBlock(NamedTuple):
+    """A block of a tuning.
+
+    Args:
+      stage: stage of the block.
+      method: sampler that runs.
+      weight: weight of the likelihood.
+      reevaluates: whether the block before has another weight or sampler, so that states must be evaluated again: MCLMC
+        keeps gradients at the kick point beside the position (`mclmc.step`).
+      observed: whether its statistics enter the estimates, as in the last half of a stage.
+      ends: whether it is the last one of its stage.
+    """
+
+    stage: Stage
+    method: Method
+    weight: float
+    reevaluates: bool
+    observed: bool
+    ends: bool
+
+
 class TuningState(NamedTuple):
     """State of a tuning, on the host.
 
     Args:
-      stage: index of the stage.
-      blocks: finished blocks of the stage, kept or not.
-      total: finished blocks of all stages.
+      total: finished blocks, kept or not.
       step: step size with its bounds.
-      variance: inverse mass of each leaf of the position; 0 for parameters that stay.
+      variance: inverse mass of each leaf of the position.
       kept: whether the last block was kept; states of an unstable one must be discarded.
       numbers: leaves of the positions without axes, (chains, steps, n), of the last half of the stage.
       curvature: sum over kept blocks of the mean curvature along each leaf, and their number.
       observed: numbers from the observer, (chains, steps, n).
       noise: sum over blocks of the mean of the observer's field, (chains, ...).
-      failed, steps: failed steps and all steps of the stage, or of the last one after the tuning.
+      failed, steps: failed steps and all steps of the stage.
       all_failed: failed steps of all stages.
     """
 
-    stage: int
-    blocks: int
     total: int
     step: StepSize
     variance: np.ndarray
-    kept: bool
-    numbers: np.ndarray
-    curvature: np.ndarray
-    observed: np.ndarray
-    noise: np.ndarray
+    kept: bool = True
+    numbers: np.ndarray = np.zeros(0)
+    curvature: np.ndarray = np.zeros(1)
+    observed: np.ndarray = np.zeros(0)
+    noise: np.ndarray = np.zeros(0)
     failed: int = 0
     steps: int = 0
     all_failed: int = 0
@@ -137,6 +155,21 @@ class Schedule:
             raise ArgumentError("energy_variance", self.energy_variance, "must be positive and finite", remedy)
         whole_number(self.steps, "tuning_steps", least=SHORTEST)
 
+    @cached_property
+    def blocks(self) -> list[PlannedBlock]:
+        """All blocks in their order."""
+        planned = list[PlannedBlock]()
+        own: Method = "hmc" if self.method == "nuts" else self.method
+        before = 1.0, "mclmc"  # density and sampler of the states to begin with
+        for stage in self.stages:
+            count = max(1, round(stage.share * self.steps / block_length(self.steps)))
+            method = own if stage.own_sampler else "mclmc"
+            for i in range(count):
+                weight = stage.weight ** (1 - i / count)
+                other, before = (weight, method) != before, (weight, method)
+                planned.append(PlannedBlock(stage, method, weight, other, 2 * (i + 1) > count, i == count - 1))
+        return planned
+
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         """Shapes of the leaves of a position."""
@@ -151,62 +184,27 @@ class Schedule:
         """The state before the first block."""
         chains = len(jax.tree.leaves(self.positions)[0])
         step = StepSize(_FIRST_STEP * math.sqrt(self.dimensions), np.zeros((0, chains)))
-        return self._of_stage(0, 0, step, np.ones(len(self.shapes)))
-
-    def _of_stage(self, stage: int, count: int, step: StepSize, variance: np.ndarray) -> TuningState:
-        chains = step.wanted.shape[1]
-        numbers, nothing = np.zeros((chains, 0, sum(not shape for shape in self.shapes))), np.zeros((chains, 0, 0))
-        return TuningState(
-            stage, 0, count, step, variance, True, numbers, np.zeros(len(variance) + 1), nothing, np.zeros(chains)
-        )
+        return TuningState(0, step, np.ones(len(self.shapes)))
 
     def done(self, state: TuningState) -> bool:
-        """Whether all stages have run."""
-        return state.stage == len(self.stages)
+        """Whether all blocks have run."""
+        return state.total == len(self.blocks)
 
-    def stage(self, state: TuningState) -> Stage:
-        """The stage of the next block; after the tuning the last one."""
-        return self.stages[min(state.stage, len(self.stages) - 1)]
+    def next(self, state: TuningState) -> PlannedBlock:
+        """The next block; after the tuning the last one."""
+        return self.blocks[min(state.total, len(self.blocks) - 1)]
 
-    def length(self, state: TuningState) -> int:
-        """Number of blocks of the stage."""
-        return max(1, round(self.stage(state).share * self.steps / block_length(self.steps)))
-
-    def ends(self, state: TuningState) -> bool:
-        """Whether all blocks of the stage have run."""
-        return state.blocks == self.length(state)
-
-    def share(self, state: TuningState) -> float:
-        """Finished share of the tuning."""
-        return 1.0 if self.done(state) else min(1.0, state.total * block_length(self.steps) / self.steps)
-
-    def weight(self, state: TuningState) -> float:
-        """Weight of the likelihood in the next block."""
-        return self.stage(state).weight ** (1 - state.blocks / self.length(state))
-
-    def sampler(self, state: TuningState) -> Method:
-        """The sampler of the next block."""
-        wanted: Method = "hmc" if self.method == "nuts" else self.method
-        return wanted if self.stage(state).own_sampler else "mclmc"
-
-    def reevaluates(self, state: TuningState) -> bool:
-        """Whether states must be evaluated again before the next block.
-
-        The weight of the likelihood has changed, or trajectories begin: MCLMC keeps gradients at the kick point beside
-        the position (`mclmc.step`).
-        """
-        before = self.stages[max(state.stage - 1, 0)]
-        begins = state.blocks == 0 and (before.weight < 1 or self.sampler(state) != "mclmc")
-        return self.stage(state).weight < 1 or begins
+    def last(self, state: TuningState) -> PlannedBlock:
+        """The last block that has run."""
+        return self.blocks[state.total - 1]
 
     def tuning(self, state: TuningState) -> Tuning:
         """The parameters of the sampler, as NumPy arrays."""
         leaves, structure = jax.tree.flatten(self.positions)
-        kind, stage, method = np.dtype(jnp.result_type(*leaves)), self.stage(state), self.sampler(state)
-        root = math.sqrt(self.dimensions)
+        kind, block = np.dtype(jnp.result_type(*leaves)), self.next(state)
         # The orbits of nearly normal fields have no error at any step: all trajectories would have one length.
-        length = stage.L * root if method == "mclmc" else TRAJECTORY
-        stays = [not shape and not stage.parameters_move for shape in self.shapes]
+        length = block.stage.L * math.sqrt(self.dimensions) if block.method == "mclmc" else TRAJECTORY
+        stays = [not shape and not block.stage.parameters_move for shape in self.shapes]
         stays = [x and not all(stays) for x in stays]  # positions of numbers alone move
         variance = [np.asarray(0.0 if x else v, kind) for x, v in zip(stays, state.variance, strict=True)]
         size = np.asarray(state.step.value, kind)
@@ -214,54 +212,52 @@ class Schedule:
 
     def update(self, state: TuningState, block: Block) -> TuningState:
         """The state after a block, of NumPy arrays."""
-        method, late = self.sampler(state), self.stage(state).own_sampler
-        target = TRAJECTORY_VARIANCE if method != "mclmc" else self.energy_variance * self.dimensions
+        now = self.next(state)
+        target = TRAJECTORY_VARIANCE if now.method != "mclmc" else self.energy_variance * self.dimensions
         energy, fine = np.asarray(block.energy_change, float), np.asarray(block.nonans, bool)
-        kept = is_stable(energy, fine, target, late=late and method == "mclmc")
-        step = after_block(state.step, energy, target, method, stable=kept)
-        failed, steps = (state.failed, state.steps) if state.blocks else (0, 0)
-        new = int(np.sum(~fine))
-        state = state._replace(failed=failed + new, steps=steps + fine.size, all_failed=state.all_failed + new)
-        state = state._replace(blocks=state.blocks + 1, total=state.total + 1, step=step, kept=kept)
-        if not kept or 2 * state.blocks <= self.length(state):
+        kept = is_stable(energy, fine, target, late=now.stage.own_sampler and now.method == "mclmc")
+        step, new = after_block(state.step, energy, target, now.method, stable=kept), int(np.sum(~fine))
+        counts = {"failed": state.failed + new, "steps": state.steps + fine.size, "all_failed": state.all_failed + new}
+        state = state._replace(total=state.total + 1, step=step, kept=kept, **counts)
+        if not (kept and now.observed):
             return state
         joined = {}
         for name in ("numbers", "observed"):
             old, new = getattr(state, name), np.asarray(getattr(block, name), float)
             joined[name] = np.concatenate([old, new], axis=1) if old.size else new
         curvature = state.curvature + np.append(np.mean(block.curvature, axis=0), 1.0)
-        noise = np.asarray(block.noise) + (state.noise if state.noise.ndim == np.ndim(block.noise) else 0)
+        noise = state.noise + block.noise if state.noise.size else block.noise
         return state._replace(curvature=curvature, noise=noise, **joined)
 
     def advance(self, state: TuningState, stability: float = math.inf) -> TuningState:
         """The state at the beginning of the next stage.
 
-        The state ends a stage (`ends`), and its positions have been adapted. `stability` is the limit of stable steps
-        per root of the dimensions, with the masses of `masses`.
+        The last block ends a stage, and the positions have been adapted. `stability` is the limit of stable steps per
+        root of the dimensions, with the masses of `masses`.
         """
-        stage, root = self.stage(state), math.sqrt(self.dimensions)
+        last, root = self.last(state), math.sqrt(self.dimensions)
         step, variance = state.step._replace(wanted=state.step.wanted[:0]), state.variance
-        if stage.estimates == "step size":
+        if last.stage.estimates == "step size":
             step = state.step.settled()
-        elif stage.estimates:
+        elif last.stage.estimates:
             old, variance = variance, self.masses(state)
             sizes = [math.prod(shape) for shape in self.shapes]
             ratio = np.average(old, weights=sizes) / np.average(variance, weights=sizes)
             step = step.scaled(math.sqrt(ratio), stability * root)
-        after = self._of_stage(state.stage + 1, state.total, step, variance)
-        after = after._replace(failed=state.failed, steps=state.steps, all_failed=state.all_failed)
-        if self.done(after) or self.sampler(after) == "mclmc" or stage.own_sampler:
-            return after
-        # Errors add up along a trajectory. Steps of HMC are times.
-        return after._replace(step=step.scaled(0.4 / root, min(step.stability / root, 0.5 * TRAJECTORY)))
+        if self.done(state):
+            return state._replace(step=step, variance=variance)
+        if self.next(state).method != last.method:  # Errors add up along a trajectory. Steps of HMC are times.
+            step = step.scaled(0.4 / root, min(step.stability / root, 0.5 * TRAJECTORY))
+        return TuningState(state.total, step, variance, all_failed=state.all_failed)
 
     def masses(self, state: TuningState) -> np.ndarray:
         """Inverse mass of each leaf of the position after the stage."""
-        if self.adapts or self.stage(state).estimates != "scales" or not state.curvature[-1]:
+        stage = self.last(state).stage
+        if self.adapts or stage.estimates != "scales" or not state.curvature[-1]:
             return state.variance
         curvature = state.curvature[:-1] / state.curvature[-1]
         variance = 1 / np.maximum(curvature, 1e-6)
-        moved = self.stage(state).parameters_move or not any(self.shapes)
+        moved = stage.parameters_move or not any(self.shapes)
         within = np.maximum(np.var(state.numbers, axis=1).mean(axis=0), 1e-6)
         variance[[not shape for shape in self.shapes]] = within if moved else 1.0
         return variance
