@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -129,26 +130,26 @@ def sample(
         stored = folder.state()
         earlier = [{name: x for name, x in chunk.items() if name != "noise"} for chunk in folder.chunks(stored)]
     wanted = steps // (thin * chunk)
-    if is_shown(progress):
-        listener, tuning_listener = with_bar(wanted, listener, tuning_listener)
     begin_key, tune_key, run_key = jax.random.split(key, 3)
-    run = begin(begin_key, on_devices(positions, posterior.model.config, spmd_axis_name), posterior, spmd_axis_name)
-    _check_begun(run, posterior)
     chains = _Chains(run_key, posterior, folder, method, energy_variance, thin, chunk, spmd_axis_name, most_failures)
-    if stored is not None and "chunks" in stored:
-        with folder.reading_state():
-            found = restored(stored, run._asdict() | {"restarts": Restarts()})
-        restarts, run = found.pop("restarts"), Run(**found)
-    else:
-        tuning = ChainTuning(tune_key, run, posterior, schedule, folder, spmd_axis_name, tuning_listener)
-        beside = ThreadPoolExecutor(1)
-        if jax.process_count() == 1:  # several processes compile the program of a chunk later, in one order
-            beside.submit(chains.lowered(run).compile)
-        run, restarts = tuning.tune(stored, most_failures), Restarts()
-        beside.shutdown()
-        folder.write_state(_packed(run, 0, restarts))
-        _tell(listener, run, 0, {}, 0)
-    chains.draw(run, restarts, earlier, wanted, keep_noise, listener)
+    listeners = listener, tuning_listener
+    with with_bar(len(earlier), wanted, *listeners) if is_shown(progress) else nullcontext(listeners) as (tell, tuned):
+        run = begin(begin_key, on_devices(positions, posterior.model.config, spmd_axis_name), posterior, spmd_axis_name)
+        _check_begun(run, posterior)
+        if stored is not None and "chunks" in stored:
+            with folder.reading_state():
+                found = restored(stored, run._asdict() | {"restarts": Restarts()})
+            restarts, run = found.pop("restarts"), Run(**found)
+        else:
+            tuning = ChainTuning(tune_key, run, posterior, schedule, folder, spmd_axis_name, tuned)
+            beside = ThreadPoolExecutor(1)
+            if jax.process_count() == 1:  # several processes compile the program of a chunk later, in one order
+                beside.submit(chains.lowered(run).compile)
+            run, restarts = tuning.tune(stored, most_failures), Restarts()
+            beside.shutdown()
+            folder.write_state(_packed(run, 0, restarts))
+            _tell(tell, run, 0, {}, 0)
+        chains.draw(run, restarts, earlier, wanted, keep_noise, tell)
     with raise_on_all_processes():
         chain = folder.load()
     return _warned(chain, method, energy_variance)

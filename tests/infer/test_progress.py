@@ -13,11 +13,11 @@ from pmwd_dist.infer.chain.progress import is_shown, with_bar
 
 
 def run(calls: list[Any]) -> None:
-    sampled, tuned = with_bar(2, calls.append, None)
-    for share in (0.5, 1.0):
-        tuned(SimpleNamespace(share=share, step_size=0.25, L=3.0))
-    for chunks in range(3):
-        sampled(progress.Progress(chunks, 0.25, 3.0, {}, restarts=chunks // 2))
+    with with_bar(0, 2, calls.append, None) as (sampled, tuned):
+        for share in (0.5, 1.0):
+            tuned(SimpleNamespace(share=share, step_size=0.25, L=3.0))
+        for chunks in range(3):
+            sampled(progress.Progress(chunks, 0.25, 3.0, {}, restarts=chunks // 2))
 
 
 @pytest.mark.parametrize("bar", [False, True])
@@ -36,6 +36,14 @@ def test_stages_are_shown_with_and_without_tqdm(
     assert err.index("2/2 chunks") > err.index("1/2 chunks") > err.index("step size")
     if not bar:
         assert len(err.splitlines()) == 6
+
+
+def test_the_bar_is_closed_by_an_error_and_begins_with_the_chunks_on_disk(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(RuntimeError), with_bar(1, 2, None, None):
+        raise RuntimeError
+    err = capsys.readouterr().err
+    assert "1/2 chunks" in err and "compiling" not in err
+    assert err.endswith("\n")
 
 
 def test_progress_is_shown_in_terminals_and_notebooks(monkeypatch: pytest.MonkeyPatch):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,16 +17,17 @@ def is_shown(progress: bool | None) -> bool:
     return is_main() and (progress or (progress is None and (sys.stderr.isatty() or "ipykernel" in sys.modules)))
 
 
+@contextmanager
 def with_bar(
-    chunks: int, listener: Callable[[Progress], None] | None, tuning_listener: Callable[[Any], None] | None
-) -> tuple[Callable[[Progress], None], Callable[[Any], None]]:
-    """The listeners of `sample`, if any, with a display of the progress of so many chunks."""
-    show = _bar() if find_spec("tqdm") else _text
-    show("compiling", 0, "the first block")
+    done: int, chunks: int, listener: Callable[[Progress], None] | None, tuning_listener: Callable[[Any], None] | None
+) -> Generator[tuple[Callable[[Progress], None], Callable[[Any], None]]]:
+    """The listeners of `sample`, if any, with a display of the progress of the body from `done` chunks on."""
+
+    def show_chunks(done: int, again: str = "") -> None:
+        show("sampling", min(100, round(100 * done / chunks)), f"{done}/{chunks} chunks{again}")
 
     def sampled(progress: Progress) -> None:
-        again = f", restart {progress.restarts}" if progress.restarts else ""
-        show("sampling", round(100 * progress.chunks / chunks), f"{progress.chunks}/{chunks} chunks{again}")
+        show_chunks(progress.chunks, f", restart {progress.restarts}" if progress.restarts else "")
         if listener is not None:
             listener(progress)
 
@@ -34,23 +36,28 @@ def with_bar(
         if tuning_listener is not None:
             tuning_listener(progress)
 
-    return sampled, tuned
+    with _bar() if find_spec("tqdm") else nullcontext(_text) as show:
+        if done:
+            show_chunks(done)
+        else:
+            show("compiling", 0, "the first block")
+        yield sampled, tuned
 
 
-def _bar() -> Callable[[str, int, str], None]:
+@contextmanager
+def _bar() -> Generator[Callable[[str, int, str], None]]:
     from tqdm.auto import tqdm
-
-    bar = tqdm(total=100, bar_format="{l_bar}{bar}| {elapsed}<{remaining}{postfix}")
 
     def show(stage: str, percent: int, details: str) -> None:
         bar.set_description(stage, refresh=False)
         bar.set_postfix_str(details, refresh=False)
+        if percent < bar.n:
+            bar.reset()  # times are those of a stage
         bar.n = percent
         bar.refresh()
-        if stage == "sampling" and percent == 100:
-            bar.close()
 
-    return show
+    with tqdm(total=100, bar_format="{l_bar}{bar}| {elapsed}<{remaining}{postfix}") as bar:
+        yield show
 
 
 def _text(stage: str, percent: int, details: str) -> None:
