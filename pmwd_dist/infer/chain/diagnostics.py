@@ -19,7 +19,7 @@ Chains = Float[np.ndarray, "chains draws"]
 
 LARGEST_BIAS = 0.05  # discretisation bias of a mean to correct once and to warn of [standard deviations]
 FEW_FAILURES = 1e-3  # share of failed steps that is no matter
-LARGEST_REMAINDER = 0.15  # bias after a correction for which chains start over again: the draws are worth more
+LARGEST_REMAINDER = 0.2  # bias after a correction for which chains start over again: the draws are worth more
 _WIDTH = 0.03  # discretisation bias of a standard deviation for which steps are too long
 _CHAIN, _TAIL = 4.0, 30.0  # energy variance per target for which steps are too long: of a chain, and of a part of draws
 _PARTS = 20  # parts of the draws, in the order of a parameter
