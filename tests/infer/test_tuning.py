@@ -133,6 +133,10 @@ def test_posterior_is_reached(tuned: tuple[Any, Tuned]) -> None:
     place = found.positions["posterior"]
     scale = 4 if density is gaussian else np.exp(2 * SLOPE * np.asarray(place["u"]))[:, None]
     assert np.mean(scale * np.square(place["noise"])) == pytest.approx(1, rel=0.1)
+    end = found.ends["posterior"]
+    after = found.schedule.advance(end, 0.01)  # masses stay, and the step is bounded by the curvature there
+    assert after.step.largest == after.step.value == pytest.approx(0.01 * math.sqrt(CELLS + 1))
+    np.testing.assert_array_equal(after.variance, end.variance)
 
 
 def test_the_step_size_keeps_the_tail_of_the_energy_errors_below_the_target(tuned: tuple[Any, Tuned]) -> None:
