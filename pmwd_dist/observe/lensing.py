@@ -147,9 +147,10 @@ def coverage_warning(cone: LightCone, table: GrowthTable, source: Source) -> str
         )
     if (outside := 1 - inside / whole) < _UNCOVERED:
         return None
-    shells, z = f"{cone.edges[0]:g} to {cone.edges[-1]:g} Mpc/h", source[0] if isinstance(source, tuple) else source
+    shells = f"{cone.edges[0]:g} to {cone.edges[-1]:g} Mpc/h"
+    z = np.asarray(source[0] if isinstance(source, tuple) else source)
     return (
-        f"shells of {shells} leave out {outside:.0%} of the lensing weight of sources up to z = {np.max(z):g}; use "
+        f"shells of {shells} leave out {outside:.0%} of the lensing weight of sources up to z = {z.max():g}; use "
         f"shells of 0 to {farthest:.4g} Mpc/h"
     )
 

@@ -376,8 +376,9 @@ def test_shells_that_leave_out_matter_are_a_warning(edges: tuple[float, ...], so
     inside, whole = (expected_weights(cosmo, 0.6, x).sum() for x in (edges, (0.0, 2000.0)))
     cone = pmd.observe.FlatSkyLightCone(configure((1, 1), a_start=0.4), edges, pixels=8)
     table, mass = pmd.growth_table(cosmo), jnp.ones((2, 8, 8))
+    known = jnp.asarray(source) if isinstance(source, float) else source
     for function in (pmd.observe.convergence, pmd.observe.shear):
-        see = partial(function, cosmo=table, cone=cone, source=source, field=5.0, pixels=8)
+        see = partial(function, cosmo=table, cone=cone, source=known, field=5.0, pixels=8)
         with pytest.warns(UserWarning, match=f"{edges[0]:g} to {edges[-1]:g} Mpc/h leave out {1 - inside / whole:.0%}"):
             jax.jit(see)(mass)
 
