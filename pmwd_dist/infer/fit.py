@@ -20,12 +20,12 @@ import numpy as np
 from jax import Array
 
 from pmwd_dist.config import Config
+from pmwd_dist.infer.forward import counted_modes
 from pmwd_dist.infer.likelihoods import seen
 from pmwd_dist.infer.model import Posterior
 from pmwd_dist.parallel.distributed import to_host
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import prfft3d
-from pmwd_dist.pm import fourier
 
 PRIOR_DRAWS = 40
 _REPLICATIONS = 8  # per draw
@@ -202,13 +202,9 @@ def _in_bands(x: Array, y: Array, config: Config) -> dict[str, Array]:
     decomposition, shape = config.decomposition, (x.shape[0], x.shape[1], x.shape[2])
     nyquist = math.pi * min(n / length for n, length in zip(shape, config.box_size, strict=True))
 
-    def sorted_modes() -> tuple[Array, Array]:
-        k2 = fourier.k_squared(shape, config, x.dtype)
-        ends = jnp.asarray([(end * nyquist) ** 2 * (1 + 1e-5) for end in _BANDS], x.dtype)
-        return jnp.digitize(k2, ends), jnp.where(k2 > 0, fourier.mode_count(shape, config, x.dtype), 0)
-
-    spec = decomposition.spectrum_spec
-    band, count = decomposition.shard_map(sorted_modes, (), (spec, spec))()
+    k2, count = counted_modes(shape, config, x.dtype)
+    band = sum(jnp.where(k2 < (end * nyquist) ** 2 * (1 + 1e-5), 0, 1) for end in _BANDS)
+    count = jnp.where(k2 > 0, count, 0)
     one, other = (prfft3d(field, decomposition, norm="ortho") for field in (x, y))
     product = count * (one.real * other.real + one.imag * other.imag)
     half, whole = (end * nyquist for end in _BANDS)

@@ -26,8 +26,10 @@ from pmwd_dist.cosmology.parameters import Cosmology, Parameters
 from pmwd_dist.cosmology.radiation import N_EFF
 from pmwd_dist.observe.bias import eulerian_bias
 from pmwd_dist.observe.redshift_space import LineOfSight, cosine_moments, direction
+from pmwd_dist.parallel.decomposition import Shape3
 from pmwd_dist.parallel.fft import fftfreq3d, pirfft3d
 from pmwd_dist.parallel.inputs import numbers
+from pmwd_dist.pm import fourier
 from pmwd_dist.pm.inputs import check_config
 from pmwd_dist.pm.lpt import lpt
 from pmwd_dist.pm.modes import (
@@ -298,6 +300,20 @@ def kaiser_factor(bias: Any, table: GrowthTable, config: Config, line_of_sight: 
         return bias * growth
     mu2, _ = cosine_moments(k, config.particle_shape, config.box_size, direction(line_of_sight))
     return (bias + rate * mu2) * growth
+
+
+def counted_modes(shape: Shape3, config: Config, dtype: Any) -> tuple[Array, Array]:
+    """Squared wavenumbers and the number of modes of each value of a spectrum, divided over devices like the spectrum.
+
+    The number is 2 for a mode whose complex conjugate is not stored, and 0 in the padding.
+    """
+    decomposition = config.decomposition
+
+    def block() -> tuple[Array, Array]:
+        k2 = fourier.k_squared(shape, config, dtype)
+        return k2, jnp.zeros_like(k2) + fourier.mode_count(shape, config, dtype)
+
+    return decomposition.shard_map(block, (), (decomposition.spectrum_spec, decomposition.spectrum_spec))()
 
 
 def wavevectors(config: Config) -> tuple[Array, Array, Array]:

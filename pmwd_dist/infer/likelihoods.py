@@ -17,10 +17,9 @@ from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.infer.forward import value_of
+from pmwd_dist.infer.forward import counted_modes, value_of
 from pmwd_dist.parallel.fft import pirfft3d, prfft3d
 from pmwd_dist.parallel.inputs import check_unmasked
-from pmwd_dist.pm import fourier
 from pmwd_dist.pm.inputs import mesh_field
 
 _FLOOR = 0.05  # predicted density per mean below which Poisson means fall exponentially
@@ -96,15 +95,9 @@ class Gaussian(eqx.Module):
 
     def _compared_modes(self, config: Config, dtype: Any) -> Array:
         """Number of modes per value of a spectrum, 0 beyond k_max and for the mean."""
-        decomposition, shape = config.decomposition, config.mesh_shape
         assert self.k_max is not None
-        limit = self.k_max**2
-
-        def counts() -> Array:
-            k2 = fourier.k_squared(shape, config, dtype)
-            return jnp.where((k2 <= limit) & (k2 > 0), fourier.mode_count(shape, config, dtype), 0)
-
-        return decomposition.shard_map(counts, (), decomposition.spectrum_spec)()
+        k2, counts = counted_modes(config.mesh_shape, config, dtype)
+        return jnp.where((k2 <= self.k_max**2) & (k2 > 0), counts, 0)
 
     def draw(self, key: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """The field with random noise, also behind the mask."""

@@ -154,9 +154,8 @@ class Preconditioner(eqx.Module):
         )
         if self.adaptation.mean is None:
             return seen.packed(), jnp.zeros(0)
-        noise, _ = self.noise(posterior, position, parameters)
-        slope_of_noise = (slopes / width).astype(_complex(noise))
-        return seen.packed(), noise + pirfft3d(slope_of_noise, config.particle_shape, decomposition, norm="ortho")
+        noise = (modes * width + mean / size + slopes / width).astype(modes.dtype)
+        return seen.packed(), pirfft3d(noise, config.particle_shape, decomposition, norm="ortho")
 
     def _moments(
         self, posterior: Any, scaled: Mapping[str, Array], parameters: Mapping[str, ArrayLike], *, follow: bool = True

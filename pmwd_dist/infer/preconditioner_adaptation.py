@@ -35,10 +35,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from pmwd_dist.config import Config
-from pmwd_dist.infer.forward import wavevectors
+from pmwd_dist.infer.forward import counted_modes, wavevectors
 from pmwd_dist.parallel.distributed import to_host
 from pmwd_dist.parallel.fft import prfft3d
-from pmwd_dist.pm import fourier
 
 BANDS = 12  # bands of the wavenumber, of equal width in its logarithm
 CLASSES = 5  # classes of the component along the line of sight: 0, 1, 2, 4, 8 or more fundamental modes
@@ -141,12 +140,7 @@ def _span(config: Config) -> tuple[float, float]:
 
 def mode_counts(config: Config, dtype: Any) -> Array:
     """Number of modes of the lattice per value of a spectrum."""
-    decomposition, shape = config.decomposition, config.particle_shape
-
-    def counts() -> Array:
-        return jnp.zeros_like(fourier.k_squared(shape, config, dtype)) + fourier.mode_count(shape, config, dtype)
-
-    return decomposition.shard_map(counts, (), decomposition.spectrum_spec)()
+    return counted_modes(config.particle_shape, config, dtype)[1]
 
 
 def start(posterior: Any) -> Adaptation | None:
