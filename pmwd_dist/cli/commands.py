@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,10 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="TOML file; `pmwd-dist template` prints one.")]
-InferenceFile = Annotated[
-    Path, typer.Argument(metavar="FILE", help="TOML file; `pmwd-dist template --infer` prints one.")
-]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="TOML file; `template` or `template --infer` prints one.")]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")]
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="DIR", help="Output folder; default: the file's name.")
@@ -89,60 +87,43 @@ def options(
     del traceback, show_version  # `main` reads the first, since it also reports errors of the command line itself
 
 
-@app.command()
-def run(
-    file: File,
-    output: Output = None,
-    overrides: Set = [],
-    overwrite: Overwrite = False,
-    time_limit: TimeLimit = None,
-    profile: WithProfile = False,
-) -> None:
-    """Run the simulation of a TOML file."""
-    _run(SimulationSettings, Display(profile=profile), file, output, overrides, overwrite, time_limit)
+def _add_job(name: str, about: str) -> None:
+    """Add the command for simulations or for inferences."""
+
+    @app.command(name, help=about)
+    def do(
+        file: File,
+        output: Output = None,
+        overrides: Set = [],
+        overwrite: Overwrite = False,
+        time_limit: TimeLimit = None,
+        profile: WithProfile = False,
+    ) -> None:
+        _start(name)
+        with command_errors():
+            limit = _seconds(time_limit)
+        read = partial(_settings, name, file, overrides)
+        job, warnings = _checked_job(read, output or Path(file.stem), overwrite=overwrite, time_limit=limit)
+        with command_errors():
+            prepare_folder(job, overwrite=overwrite)
+        with Display(profile=profile) as display:
+            display.show(warnings)
+            execute(job, display, time_limit=limit)
 
 
-@app.command()
-def infer(
-    file: InferenceFile,
-    output: Output = None,
-    overrides: Set = [],
-    overwrite: Overwrite = False,
-    time_limit: TimeLimit = None,
-    profile: WithProfile = False,
-) -> None:
-    """Infer initial conditions and parameters from data, or from a mock, by a TOML file."""
-    from pmwd_dist.run.settings import InferenceSettings
-
-    _run(InferenceSettings, Display(profile=profile), file, output, overrides, overwrite, time_limit)
+_add_job("run", "Run the simulation of a TOML file.")
+_add_job("infer", "Infer initial conditions and parameters from data, or from a mock, by a TOML file.")
 
 
-def _run(
-    kind: type[Settings],
-    display: Display,
-    file: Path,
-    output: Path | None,
-    overrides: list[str],
-    overwrite: bool,
-    time_limit: str | None,
-) -> None:
-    """Do the job of a TOML file of a kind."""
-    _start("run" if kind is SimulationSettings else "infer")
-    with command_errors():
-        limit = _seconds(time_limit)
+def _settings(command: str, file: Path, overrides: list[str]) -> Settings:
+    if command == "infer":
+        from pmwd_dist.run.settings import InferenceSettings
 
-    def settings() -> Settings:
-        found = read_any(file, overrides) if kind is SimulationSettings else read_as(kind, file, overrides)
-        if not isinstance(found, kind):
-            raise ArgumentError("FILE", str(file), "has the sections of an inference", "use `pmwd-dist infer`")
-        return found
-
-    job, warnings = _checked_job(settings, output or Path(file.stem), overwrite=overwrite, time_limit=limit)
-    with command_errors():
-        prepare_folder(job, overwrite=overwrite)
-    with display:
-        display.show(warnings)
-        execute(job, display, time_limit=limit)
+        return read_as(InferenceSettings, file, overrides)
+    found = read_any(file, overrides)
+    if not isinstance(found, SimulationSettings):
+        raise ArgumentError("FILE", str(file), "has the sections of an inference", "use `pmwd-dist infer`")
+    return found
 
 
 @app.command()

@@ -6,7 +6,6 @@ import errno
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self
 
 import jax
@@ -44,9 +43,7 @@ class Display:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close()
 
     def __call__(self, event: Event) -> None:
@@ -64,7 +61,8 @@ class Display:
         elif event.name in ("initial", "resume"):
             self._open(done=fields.get("step", 0))
         elif event.name == "verdict":
-            self.verdict = verdict_lines(fields["reasons"])
+            reasons = [f"not converged: {reason}" for reason in fields["reasons"]]
+            self.verdict = reasons or ["chains pass all checks"]
         elif event.name == "end":
             self.show(self.verdict)
             self.show(profile_lines(fields["profile"]) if self.profile else [])
@@ -98,11 +96,6 @@ class Display:
         self.bar = Progress(*columns, console=self.console, refresh_per_second=4)
         self.task = self.bar.add_task("compiling", total=self.steps, completed=done)
         self.bar.start()
-
-
-def verdict_lines(reasons: Sequence[str]) -> list[str]:
-    """Lines on the convergence of the chains."""
-    return [f"not converged: {reason}" for reason in reasons] or ["chains pass all checks"]
 
 
 def profile_lines(profile: Mapping[str, Any]) -> list[str]:
