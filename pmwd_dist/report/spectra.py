@@ -43,10 +43,7 @@ def power(
     upper, lower = make_axes(axes, (8, 8.2), 2, sharex=True, height_ratios=(2.2, 1))
     wavenumbers, ratios = [np.zeros(0)], [np.zeros(0)]
     for i, (spectrum, expected, colour) in enumerate(zip(spectra, linear, colours(len(spectra)), strict=True)):
-        some = np.asarray(spectrum.modes) > 0
-        k, value, modes, theory = (
-            np.asarray(x, float)[some] for x in (spectrum.k, spectrum.power, spectrum.modes, expected)
-        )
+        k, value, modes, theory = _filled(spectrum.modes, spectrum.k, spectrum.power, spectrum.modes, expected)
         known = np.isfinite(theory) & (theory > 0)
         upper.loglog(k, value, color=colour, lw=2.2, label=labels[i] if labels else None)
         upper.loglog(k[known], theory[known], color=colour, lw=1.3, ls=_DASHED)
@@ -59,6 +56,12 @@ def power(
         ratios.append(ratio[ratio > 0])
     _finish_power(upper, lower, np.concatenate(wavenumbers), np.concatenate(ratios), shot_noise)
     return figure_of(upper)
+
+
+def _filled(counts: Any, *columns: Any) -> list[np.ndarray]:
+    """Columns in the bins that hold modes, triangles or cells."""
+    some = np.asarray(counts) > 0
+    return [np.asarray(column, float)[some] for column in columns]
 
 
 def _finish_power(upper: Axes, lower: Axes, k: np.ndarray, ratios: np.ndarray, shot_noise: float) -> None:
@@ -99,22 +102,22 @@ def multipoles(measured: Any, linear: Any = None, *, error: Any = None, axes: An
       >>> pmd.plot.multipoles(observe.power_multipoles(density, config), theory)
     """
     (ax,) = make_axes(axes, _SIZE)
-    some = np.asarray(measured.modes) > 0
-    k, modes = np.asarray(measured.k, float)[some], np.asarray(measured.modes, float)[some]
+    k, modes, *power = _filled(measured.modes, measured.k, measured.modes, *measured.power)
+    scatters = np.zeros_like(power) if error is None else _filled(measured.modes, *error)
+    theories = [] if linear is None else _filled(measured.modes, *linear.power)
     groups = _groups(k)
     total = np.bincount(groups, modes)
     centre = np.bincount(groups, modes * k) / total
     shown = [np.zeros(1)]
     for i, (pole, colour) in enumerate(zip(measured.poles, COLOURS, strict=False)):
         fade = 0.45 if pole == 4 else 1.0
-        scatter = np.zeros_like(k) if error is None else np.asarray(error, float)[i][some]
-        scatter = centre * np.sqrt(np.bincount(groups, (modes * scatter) ** 2)) / total
-        value = centre * np.bincount(groups, modes * np.asarray(measured.power, float)[i][some]) / total
+        scatter = centre * np.sqrt(np.bincount(groups, (modes * scatters[i]) ** 2)) / total
+        value = centre * np.bincount(groups, modes * power[i]) / total
         label = rf"$\ell = {pole}$, {_POLES.get(pole, '')}".rstrip(", ")
         ax.errorbar(centre, value, scatter, fmt="o", color=colour, ms=4.5, lw=1.4, alpha=fade, label=label)
         shown += [value] * (pole < 4)
-        if linear is not None:
-            theory = centre * np.bincount(groups, modes * np.asarray(linear.power, float)[i][some]) / total
+        if theories:
+            theory = centre * np.bincount(groups, modes * theories[i]) / total
             ax.plot(centre, theory, color=colour, lw=1.6, ls=_DASHED, alpha=fade)
             shown += [theory] * (pole < 4)
     if linear is not None:
@@ -160,8 +163,7 @@ def bispectrum(measured: Any, tree: Any = None, *, axes: Any = None) -> Figure:
       >>> pmd.plot.bispectrum(measured)
     """
     (ax,) = make_axes(axes, _SIZE)
-    full = np.asarray(measured.triangles) > 0
-    sides, value, error = (np.asarray(x, float)[full] for x in (measured.k, measured.bispectrum, measured.scatter))
+    sides, value, error = _filled(measured.triangles, measured.k, measured.bispectrum, measured.scatter)
     same = bool((sides == sides[:, :1]).all())
     x = sides[:, 0] if same else np.arange(1.0, len(sides) + 1)
     some, shown = value > 0, value[value > 0]
@@ -169,7 +171,7 @@ def bispectrum(measured: Any, tree: Any = None, *, axes: Any = None) -> Figure:
     style: Any = {"fmt": "o", "color": COLOURS[0], "ms": 4.5, "lw": 1.4}
     ax.errorbar(x[some], value[some], np.stack([low, error])[:, some], **style, label="measured")
     if tree is not None:
-        theory = np.asarray(tree, float)[full]
+        (theory,) = _filled(measured.triangles, tree)
         ax.plot(x, theory, color=COLOURS[1], lw=1.6, label="tree level")
         shown = np.concatenate([shown, theory[theory > 0]])
     ax.set_yscale("log")
@@ -194,8 +196,7 @@ def cross(found: Any, *, axes: Any = None) -> Figure:
       >>> pmd.plot.cross(found)
     """
     (ax,) = make_axes(axes, _SIZE)
-    some = np.asarray(found.modes) > 0
-    k, correlation, transfer = (np.asarray(x, float)[some] for x in (found.k, found.correlation, found.transfer))
+    k, correlation, transfer = _filled(found.modes, found.k, found.correlation, found.transfer)
     ax.plot(k, correlation, color=COLOURS[0], lw=2.2, label=r"correlation $r(k)$")
     ax.plot(k, transfer, color=COLOURS[1], lw=2.2, label=r"transfer function $T(k)$")
     ax.axhline(1, color="0.35", lw=1)
@@ -218,17 +219,16 @@ def pdf(found: Any, *, axes: Any = None) -> Figure:
       >>> pmd.plot.pdf(found)
     """
     (ax,) = make_axes(axes, _SIZE)
-    some = np.asarray(found.cells) > 0
-    value, probability, cells = (np.asarray(x, float)[some] for x in (found.values, found.density, found.cells))
+    value, probability, cells = _filled(found.cells, found.values, found.density, found.cells)
     scatter = probability / np.sqrt(np.maximum(cells, 1))
     low, high = (probability - scatter).clip(1e-300), probability + scatter
     ax.fill_between(value, low, high, color=COLOURS[0], alpha=0.2, lw=0)
     ax.set_yscale("log")
     ax.plot(value, probability, color=COLOURS[0], lw=2.2)
-    if some.any():
+    if len(value):
         ax.set_ylim(0.3 * float(probability.min()), 3 * float(probability.max()))
     ax.set_ylabel(r"probability density")
-    finish_axis(ax, value if some.any() else np.asarray(found.values, float))
+    finish_axis(ax, value if len(value) else np.asarray(found.values, float))
     return _finished(ax, r"density / mean,  $1 + \delta$", legend=False)
 
 
@@ -255,14 +255,13 @@ def angular_power(
     (ax,) = make_axes(axes, (6.6, 5.6))
     shown, ells = [np.zeros(0)], [np.zeros(0)]
     for i, (spectrum, colour) in enumerate(zip(spectra, colours(len(spectra)), strict=True)):
-        some = np.asarray(spectrum.modes) > 0
-        ell, power, modes = (np.asarray(x, float)[some] for x in (spectrum.ell, spectrum.power, spectrum.modes))
+        ell, power, modes = _filled(spectrum.modes, spectrum.ell, spectrum.power, spectrum.modes)
         factor = ell * (ell + 1) / (2 * np.pi)
         power, error = factor * power, factor * power * np.sqrt(2 / modes)
         ax.fill_between(ell, np.maximum(power - error, 1e-30), power + error, color=colour, alpha=0.2, lw=0)
         ax.plot(ell, power, "o-", ms=4, color=colour, lw=1.8, label=labels[i] if labels else None)
         if len(linear):
-            theory = factor * np.asarray(linear[i], float)[some]
+            theory = factor * _filled(spectrum.modes, linear[i])[0]
             ax.plot(ell, theory, color=colour, lw=1.4, ls=_DASHED)
             shown.append(theory)
         shown.append(power)
