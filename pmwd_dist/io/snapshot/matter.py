@@ -171,59 +171,59 @@ def _choose(
     return chosen
 
 
-def _particles(
-    files: Sequence[Path], header: SnapshotHeader, columns: dict[int, list[Column]]
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Positions [Mpc/h] and masses [1e10 Msun/h] of the particles of all files; masses are 1 where none are known."""
+def _particles(files: Sequence[Path], header: SnapshotHeader, columns: dict[int, list[Column]]) -> Iterator[np.ndarray]:
+    """Rows of position [Mpc/h] and mass [1e10 Msun/h] of the particles of all files; masses are 1 if none are known."""
     for kind, wanted in columns.items():
         for x, *masses in chunks(files, header, kind, wanted):
-            yield x, masses[0] if masses else np.full(len(x), header.masses[kind] or 1.0)
+            yield np.column_stack([x, masses[0] if masses else np.full(len(x), header.masses[kind] or 1.0)])
 
 
 # --- painting ----------------------------------------------------------------------------------------------
 
 
-def _paint(particles: Iterator[tuple[np.ndarray, np.ndarray]], config: Config) -> tuple[Array, float, float]:
+def _paint(particles: Iterator[np.ndarray], config: Config) -> tuple[Array, float, float]:
     """Density in units of its mean, sum of all masses, and sum of their squares."""
     mass = squares = unit = 0.0
     density = jax.device_put(jnp.zeros(config.mesh_shape), config.decomposition.sharding)
-    for x, masses in _batches(particles):
+    for rows in _batches(particles):
+        masses = rows[:, 3]
         mass, squares = mass + float(masses.sum()), squares + float((masses**2).sum())
         unit = unit or float(masses.max(initial=0))  # else single precision may not hold masses
-        density = density + _paint_batch(x, masses / (unit or 1), config)
+        masses /= unit or 1
+        density = density + _paint_batch(rows, config)
     mean = mass / math.prod(config.mesh_shape)
     return density * (unit / mean if mean else 0.0), mass, squares
 
 
-def _batches(particles: Iterator[tuple[np.ndarray, np.ndarray]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _batches(particles: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
     """Particles to paint at a time, from chunks of them."""
-    waiting = list[tuple[np.ndarray, np.ndarray]]()
+    waiting = list[np.ndarray]()
     for chunk in particles:
         waiting.append(chunk)
-        if sum(len(x) for x, _ in waiting) >= _PAINTED:
-            yield np.concatenate([x for x, _ in waiting]), np.concatenate([masses for _, masses in waiting])
+        if sum(map(len, waiting)) >= _PAINTED:
+            yield np.concatenate(waiting)
             waiting.clear()
     if waiting:
-        yield np.concatenate([x for x, _ in waiting]), np.concatenate([masses for _, masses in waiting])
+        yield np.concatenate(waiting)
 
 
-def _paint_batch(x: np.ndarray, masses: np.ndarray, config: Config) -> Array:
-    """Masses of particles at positions x [Mpc/h] on the mesh.
+def _paint_batch(rows: np.ndarray, config: Config) -> Array:
+    """Masses of particles, rows of position [Mpc/h] and mass, on the mesh.
 
     Each takes a site in the block of the mesh where it lies; the other sites have no mass. Every process knows all
     particles, and takes those of its own blocks.
     """
     box, shape = np.asarray(config.box_size), config.particle_shape
-    x = x - box * np.floor(x / box)
+    x = rows[:, :3] - box * np.floor(rows[:, :3] / box)
     cell = np.minimum((x * np.divide(config.mesh_shape, box)).astype(np.int64), np.subtract(config.mesh_shape, 1))
 
     def block(index: Any) -> np.ndarray:
         low, high = zip(*(s.indices(n)[:2] for s, n in zip(index, shape, strict=False)), strict=True)
         mine = ((cell >= low) & (cell < high))[:, :2].all(1)  # the lattice has the columns of the mesh
         sides: Any = np.subtract(high, low).tolist()
-        sites = np.indices(sides).reshape(3, -1).T[: mine.sum()] + low
+        sites = np.stack(np.unravel_index(np.arange(mine.sum()), sides), -1) + low
         out = np.zeros((math.prod(sides), 4), jnp.result_type(float))
-        out[: len(sites)] = np.column_stack([x[mine] - sites * (box / shape), masses[mine]])
+        out[: len(sites)] = np.column_stack([x[mine] - sites * (box / shape), rows[mine, 3]])
         return out.reshape(*sides, 4)
 
     columns = jax.make_array_from_callback((*shape, 4), config.decomposition.sharding, block)
