@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None, *, began: float | None = None) 
     try:
         sys.stdout.flush()
     except OSError:  # the terminal may be gone
-        _discard_output()
+        distributed.silence(1)
     distributed.leave(code)
 
 
@@ -51,7 +51,7 @@ def _run(arguments: list[str], began: float) -> int:
     try:
         return _call(arguments, began)
     except BrokenPipeError:  # as in `pmwd-dist template | head`
-        _discard_output()
+        distributed.silence(1)
         return 0
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         code, lines = _explain(error)
@@ -68,11 +68,6 @@ def _run(arguments: list[str], began: float) -> int:
             # An orderly exit would wait for the other processes, which wait for this one.
             distributed.abort(code, lost=isinstance(error, ConnectionLostError))
         return code
-
-
-def _discard_output() -> None:
-    """Discard the buffer of the standard output, which Python would write at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _process_count() -> int:

@@ -136,7 +136,7 @@ def first_collective() -> None:
     if jax.default_backend() == "cpu" and number == 1:
         sys.stdout.flush()
         sys.stdout = os.fdopen(os.dup(1), "w", 1, sys.stdout.encoding, "replace")
-        _silence(1)
+        silence(1)
     barrier("start")
 
 
@@ -148,7 +148,7 @@ def leave(code: int) -> NoReturn:
         sys.exit(code)
     if code:
         threading.Timer(_END_TIMEOUT, abort, (code,)).start()
-    _silence(2)
+    silence(2)
     with suppress(RuntimeError):  # another process has ended
         jax.distributed.shutdown()
         if _communicator is not None:
@@ -158,7 +158,7 @@ def leave(code: int) -> NoReturn:
 
 def abort(code: int, *, lost: bool = False) -> NoReturn:
     """End this process and, through MPI, all others, which may wait for it; later if one of them is lost already."""
-    _silence(2)
+    silence(2)
     if lost:
         time.sleep(_GRACE)
     if _communicator is not None:
@@ -181,7 +181,7 @@ def _abort_after_exceptions() -> None:
     sys.excepthook = hook
 
 
-def _silence(stream: int) -> None:
+def silence(stream: int) -> None:
     """Discard what is written to a standard stream, by compiled code too.
 
     Threads of JAX on GPUs print lines once the service in process 0 has gone, until their own process ends.
@@ -386,7 +386,7 @@ def _join(heartbeat_timeout: int, where: str | None, **how: Any) -> None:
         for number, handler in handlers:
             if handler:  # of Python
                 signal.signal(number, handler)
-    atexit.register(_silence, 2)
+    atexit.register(silence, 2)
 
 
 def _watch_start(joined: threading.Event, where: str | None) -> None:

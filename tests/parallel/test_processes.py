@@ -186,7 +186,7 @@ def test_a_process_that_can_not_join_or_leaves_alone_ends_the_others(monkeypatch
     aborted = threading.Event()
     monkeypatch.setattr(distributed, "abort", lambda code: aborted.set())
     monkeypatch.setattr(distributed, "_END_TIMEOUT", 0.1)
-    monkeypatch.setattr(distributed, "_silence", lambda stream: None)
+    monkeypatch.setattr(distributed, "silence", lambda stream: None)
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(jax.distributed, "shutdown", lambda: aborted.wait(10))  # until the others shut down, too
     monkeypatch.setattr(distributed, "_free", lambda **options: None)
