@@ -109,8 +109,7 @@ def _predicted(model: Any, data: Array, keys: Array) -> Any:
     def statistics(data: Array) -> dict[str, Array]:
         x = seen(data, getattr(likelihood, "mask", None))
         found = {"mean of data": jnp.mean(x), "variance of data": jnp.var(x), "skewness of data": _skewness(x)}
-        bands = _in_bands(x, x, config) if x.shape == config.mesh_shape else {}
-        return found | {f"power of data at {name}": power for name, power in bands.items()}
+        return found | (_powers("data", x, config) if x.shape == config.mesh_shape else {})
 
     def one(key: Array) -> Any:
         keys = jax.random.split(key)
@@ -157,7 +156,8 @@ def _compared(model: Any, data: Array, draws: Any) -> dict[str, tuple[Array, Arr
 
         def statistics(data: Array, noise: Array) -> dict[str, Array]:
             residual = likelihood.residual(data, field, numbers, config)
-            return _of_residual(residual, field, config) | _of_modes(noise, config)
+            of_modes = _powers("initial modes", noise, config) | {"skewness of initial modes": _skewness(noise)}
+            return _of_residual(residual, field, config) | of_modes
 
         def replication(key: Array) -> dict[str, Array]:
             keys = jax.random.split(key)
@@ -176,18 +176,15 @@ def _of_residual(residual: Array, field: Array, config: Config) -> dict[str, Arr
     shape = field - jnp.mean(field)
     if residual.shape != config.mesh_shape:
         return found | {"residual-prediction correlation": jnp.mean(residual * shape) / jnp.std(shape)}
-    own, with_field = _in_bands(residual, residual, config), _in_bands(residual, shape, config)
     of_field = _in_bands(shape, shape, config)
-    for name, power in own.items():
-        found[f"power of residuals at {name}"] = power
-        found[f"residual-prediction correlation at {name}"] = with_field[name] / jnp.sqrt(of_field[name])
-    return found
+    for name, product in _in_bands(residual, shape, config).items():
+        found[f"residual-prediction correlation at {name}"] = product / jnp.sqrt(of_field[name])
+    return found | _powers("residuals", residual, config)
 
 
-def _of_modes(noise: Array, config: Config) -> dict[str, Array]:
-    bands = _in_bands(noise, noise, config)
-    powers = {f"power of initial modes at {name}": power for name, power in bands.items()}
-    return powers | {"skewness of initial modes": _skewness(noise)}
+def _powers(what: str, x: Array, config: Config) -> dict[str, Array]:
+    """Power of a field in each band."""
+    return {f"power of {what} at {name}": power for name, power in _in_bands(x, x, config).items()}
 
 
 def _skewness(x: Array) -> Array:

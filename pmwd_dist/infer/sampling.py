@@ -127,8 +127,7 @@ def sample(
     identity = _identity(posterior, positions, key) | identity_of(how)
     with raise_on_all_processes():
         folder = ChainFolder(output, identity)
-        stored = folder.state()
-        earlier = [{name: x for name, x in chunk.items() if name != "noise"} for chunk in folder.chunks(stored)]
+        stored, earlier = folder.read(noise=False)
     wanted = steps // (thin * chunk)
     begin_key, tune_key, run_key = jax.random.split(key, 3)
     chains = _Chains(run_key, posterior, folder, method, energy_variance, thin, chunk, spmd_axis_name, most_failures)
@@ -136,7 +135,7 @@ def sample(
     with with_bar(len(earlier), wanted, *listeners) if is_shown(progress) else nullcontext(listeners) as (tell, tuned):
         run = begin(begin_key, on_devices(positions, posterior.model.config, spmd_axis_name), posterior, spmd_axis_name)
         _check_begun(run, posterior)
-        if stored is not None and "chunks" in stored:
+        if "chunks" in stored:
             with folder.reading_state():
                 found = restored(stored, run._asdict() | {"restarts": Restarts()})
             restarts, run = found.pop("restarts"), Run(**found)
@@ -144,7 +143,7 @@ def sample(
             tuning = ChainTuning(tune_key, run, posterior, schedule, folder, spmd_axis_name, tuned)
             beside = ThreadPoolExecutor(1)
             if jax.process_count() == 1:  # several processes compile the program of a chunk later, in one order
-                beside.submit(chains.lowered(run).compile)
+                beside.submit(chains.program(run).compile)
             run, restarts = tuning.tune(stored, most_failures), Restarts()
             beside.shutdown()
             folder.write_state(_packed(run, 0, restarts))
@@ -186,7 +185,7 @@ class _Chains:
     def _how(self) -> tuple[Any, ...]:
         return self.posterior, self.method, self.thin, self.chunk, self.axis
 
-    def lowered(self, run: Run) -> Any:
+    def program(self, run: Run) -> Any:
         """The program of a chunk. The contexts of JAX are local to threads, so that others only compile it."""
         return cast("Any", _advance).lower(self.key, run, *self._how)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -443,18 +442,17 @@ def test_failures_of_the_tuning_stop_a_run(tmp_path: Path, monkeypatch: pytest.M
 
     posterior = posterior_of(fails)
     positions = {"noise": jnp.zeros((2, *SHAPE)).at[:, 0, 0, 0].set(-2), "parameters": {}}
-    options = OPTIONS | {"tuning_steps": 100, "steps": 100}
+    options = OPTIONS | {"tuning_steps": 200, "steps": 100}
     options |= {"most_failures": 0.01}
-    with pytest.raises(SimulationError, match="of the steps of the last stage of the tuning, and .*, failed") as whole:
+    with pytest.raises(SimulationError, match="of the steps of the last stage of the tuning failed") as whole:
         infer.sample(posterior, positions, output=tmp_path / "whole", **options)
-    failed, before = re.match(r"([\d.]+)% of .* and (\d+) in all", str(whole.value)).groups()
-    assert float(failed) > 1 and int(before) > 10
+    assert float(str(whole.value).partition("%")[0]) > 1
     written: list[Any] = []
 
     def kill(self: Any, state: Any) -> None:
         write_state(self, state)
         written.append(state)
-        if len(written) == 5:  # of 7 blocks
+        if len(written) == 9:  # of 10 blocks, the last three of the last stage
             raise KeyboardInterrupt
 
     write_state = ChainFolder.write_state
@@ -462,7 +460,7 @@ def test_failures_of_the_tuning_stop_a_run(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(ChainFolder, "write_state", kill)
     with pytest.raises(KeyboardInterrupt):
         infer.sample(posterior, positions, output=tmp_path / "again", **options)
-    assert written[-1]["schedule/all_failed"] > 0
+    assert written[-1]["schedule/failed"] > 0
     with pytest.raises(SimulationError) as again:
         infer.sample(posterior, positions, output=tmp_path / "again", **options)
     assert str(again.value) == str(whole.value)

@@ -83,7 +83,7 @@ CASES = [
 def continued(path: Path) -> infer.Chain:
     """As `sample` goes on."""
     folder = ChainFolder(path, {"model": "a", "thin": "2"})
-    list(folder.chunks(folder.state()))
+    folder.read(noise=False)
     return folder.load()
 
 

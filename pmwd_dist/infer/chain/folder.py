@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -84,18 +84,9 @@ class ChainFolder:
     def _has_files(self) -> bool:
         return self._state.exists() or self._chunk(0).exists()
 
-    def state(self) -> Arrays | None:
-        """The last state on disk, or None."""
-        if not self._has_files():
-            return None
-        with ArrayFile(self._state) as file:
-            return file.arrays()
-
-    @contextmanager
-    def reading_state(self) -> Generator[None]:
+    def reading_state(self) -> AbstractContextManager[None]:
         """Turn errors of the body, which reads a state, into ArrayFileError."""
-        with reading(self._state):
-            yield
+        return reading(self._state)
 
     def write(self, index: int, chunk: Arrays, state: Arrays) -> None:
         """Add a chunk, and then the state after it, so that a state never precedes its chunks. Collective."""
@@ -121,10 +112,20 @@ class ChainFolder:
                 for path in self.path.glob("chunk_*.npz"):
                     path.unlink()
 
-    def chunks(self, state: Arrays | None) -> Generator[Arrays]:
-        """Arrays of each chunk up to a state, in order, all with the same names and shapes."""
-        with self.reading_state():
-            count = 0 if state is None else int(state.get("chunks", 0))
+    def read(self, *, noise: bool = True) -> tuple[Arrays, list[Arrays]]:
+        """The last state on disk, empty without one, and the chunks up to it, with or without their noise."""
+        if not self._has_files():
+            return {}, []
+        with ArrayFile(self._state) as file:
+            state = file.arrays()
+            with file.reading():
+                count = int(state.get("chunks", 0))
+            chunks = [{k: x for k, x in chunk.items() if noise or k != "noise"} for chunk in self._chunks(count)]
+            file.expect({"last": self._last})
+        return state, chunks
+
+    def _chunks(self, count: int) -> Generator[Arrays]:
+        """Arrays of each chunk in order, all with the same names and shapes."""
         shapes: dict[str, tuple[int, ...]] = {}
         self._last = ""
         for index, path in enumerate(map(self._chunk, range(count))):
@@ -138,15 +139,11 @@ class ChainFolder:
                     check_shapes(arrays, own | dict.fromkeys(_PER_DRAW, draws) | dict.fromkeys(_PER_STEP, steps))
             shapes = {name: x.shape for name, x in arrays.items()}
             yield arrays
-        if self._has_files():
-            with ArrayFile(self._state) as file:
-                file.expect({"last": self._last})
 
     def load(self) -> Chain:
         """All draws up to the state."""
-        state = self.state()
-        chunks = list(self.chunks(state))
-        if state is None or not chunks:
+        state, chunks = self.read()
+        if not chunks:
             raise ArgumentError("output", str(self.path), "has no draws yet", "sample first")
         with self.reading_state():
             moments = {name: state[f"moments/{name}"] for name in Moments._fields}

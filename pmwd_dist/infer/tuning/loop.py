@@ -75,14 +75,14 @@ class ChainTuning:
     _written: float = field(default_factory=time.monotonic)
 
     @part("tuning")
-    def tune(self, stored: Arrays | None, most_failures: float) -> Run:
+    def tune(self, stored: Arrays, most_failures: float) -> Run:
         """Tune all chains, from a state that was stored, if any.
 
         Raises:
           SimulationError: a larger share than `most_failures` of the steps of the last stage failed.
         """
         schedule, state = self.schedule, self.schedule.begin()
-        if stored is not None:
+        if stored:
             state = self._restore(stored, state)
         while not schedule.done(state):
             if schedule.next(state).reevaluates:
@@ -94,8 +94,7 @@ class ChainTuning:
                 state = schedule.advance(state, stability)
             self._keep(state)
         tuning = placed(from_main(schedule.tuning(state)), self.run.tuning)
-        where = f"the last stage of the tuning, and {state.all_failed} in all,"
-        check_share(state.failed / max(state.steps, 1), most_failures, where)
+        check_share(state.failed / max(state.steps, 1), most_failures, "the last stage of the tuning")
         return self.run._replace(tuning=tuning)
 
     def block_arguments(self, state: TuningState) -> tuple[Any, ...]:

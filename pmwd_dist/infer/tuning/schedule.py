@@ -1,12 +1,4 @@
-"""The stages of a tuning, as records in one table, and its state.
-
-| stage          | chains                                                | estimated at its end           |
-|----------------|-------------------------------------------------------|--------------------------------|
-| approach       | the likelihood's weight grows to 1, parameters stay   | -                              |
-| field          | fields relax, parameters stay                         | preconditioner or masses       |
-| parameters     | parameters move, L is longer                          | preconditioner or masses       |
-| posterior      | the same                                              | preconditioner                 |
-| step size      | the sampler itself                                    | step size                      |
+"""The stages of a tuning, as records in one table (`STAGES`), and its state.
 
 Posteriors of N-body simulations have other maxima at more evolved universes, in which chains can be stuck. Large scales
 settle before small ones where the weight of the likelihood, a power to which it is raised, grows evenly in its
@@ -60,9 +52,9 @@ class Stage(NamedTuple):
 
 
 STAGES = (
-    Stage("approach", 0.30, 0.002, False, 1.0, ""),
-    Stage("field", 0.12, 1.0, False, 1.0, "scales"),
-    Stage("parameters", 0.16, 1.0, True, 4.0, "scales"),
+    Stage("approach", 0.30, 0.002, False, 1.0, ""),  # the weight of the likelihood grows to 1
+    Stage("field", 0.12, 1.0, False, 1.0, "scales"),  # fields relax
+    Stage("parameters", 0.16, 1.0, True, 4.0, "scales"),  # parameters move
     Stage("posterior", 0.14, 1.0, True, 4.0, "preconditioner"),
     Stage("step size", 0.28, 1.0, True, 4.0, "step size", own_sampler=True),
 )
@@ -110,7 +102,6 @@ class TuningState(NamedTuple):
       observed: numbers from the observer, (chains, steps, n).
       noise: sum over blocks of the mean of the observer's field, (chains, ...).
       failed, steps: failed steps and all steps of the stage.
-      all_failed: failed steps of all stages.
     """
 
     total: int
@@ -123,7 +114,6 @@ class TuningState(NamedTuple):
     noise: np.ndarray = np.zeros(0)
     failed: int = 0
     steps: int = 0
-    all_failed: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,9 +206,9 @@ class Schedule:
         target = TRAJECTORY_VARIANCE if now.method != "mclmc" else self.energy_variance * self.dimensions
         energy, fine = np.asarray(block.energy_change, float), np.asarray(block.nonans, bool)
         kept = is_stable(energy, fine, target, late=now.stage.own_sampler and now.method == "mclmc")
-        step, new = after_block(state.step, energy, target, now.method, stable=kept), int(np.sum(~fine))
-        counts = {"failed": state.failed + new, "steps": state.steps + fine.size, "all_failed": state.all_failed + new}
-        state = state._replace(total=state.total + 1, step=step, kept=kept, **counts)
+        step = after_block(state.step, energy, target, now.method, stable=kept)
+        state = state._replace(total=state.total + 1, step=step, kept=kept)
+        state = state._replace(failed=state.failed + int(np.sum(~fine)), steps=state.steps + fine.size)
         if not (kept and now.observed):
             return state
         joined = {}
@@ -248,7 +238,7 @@ class Schedule:
             return state._replace(step=step, variance=variance)
         if self.next(state).method != last.method:  # Errors add up along a trajectory. Steps of HMC are times.
             step = step.scaled(0.4 / root, min(step.stability / root, 0.5 * TRAJECTORY))
-        return TuningState(state.total, step, variance, all_failed=state.all_failed)
+        return TuningState(state.total, step, variance)
 
     def masses(self, state: TuningState) -> np.ndarray:
         """Inverse mass of each leaf of the position after the stage."""
