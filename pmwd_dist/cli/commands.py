@@ -383,6 +383,8 @@ def _checked_job(settings: Callable[[], Settings], folder: Path, **options: Any)
             if found.output.figures and distributed.is_main():
                 drawing.start()
             compile_ahead(found)
+        else:
+            _say("memory: compiling a gradient ...")
         job = _job(found, folder)
     with command_errors():
         compare_processes(job, **options)

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +31,7 @@ from pmwd_dist.run.common.fingerprint import identity
 from pmwd_dist.run.common.folder import Log, StartError, finished, prepare_folder
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.common.signals import Interrupted
-from pmwd_dist.run.inference import verdict
+from pmwd_dist.run.inference import job, verdict
 from pmwd_dist.run.inference.inputs import key_of, starts_of
 from pmwd_dist.run.inference.job import condition_on
 from pmwd_dist.run.inference.plan import InferenceJob
@@ -88,6 +89,8 @@ def test_a_run_leaves_chains_pictures_and_a_verdict(whole: tuple[InferenceJob, L
     page = check_page(plan.folder / "report.html", figures=6)
     for part in ("Not converged", '<th scope="row">b<sub>1</sub></th>', "power of data at k", "p, the probability of"):
         assert part in page, part
+    begun = [event.stage for event in listener if event.event == "begin"]
+    assert begun == ["mock", "starts: prior", "chains: compiling", "verdict"]
     chunks = [event for event in listener if event.event == "chunk"]
     first, *_, last = chunks
     assert last.compilation == 0 and first.seconds > first.compilation
@@ -110,12 +113,19 @@ def test_too_few_draws_for_diagnostics_are_not_drawn(tmp_path: Path, monkeypatch
 
 @pytest.mark.usefixtures("without_pictures")
 def test_what_was_stopped_goes_on_to_the_same_bits(
-    whole: tuple[InferenceJob, Listener], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    whole: tuple[InferenceJob, Listener],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plan = plan_of(tmp_path / "run")
     prepare_folder(plan)
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "_compile_chains", lambda plan: [Future()])  # never ends
+        with pytest.raises(Interrupted, match="interrupted before the tuning; go on with"):
+            execute(plan, Listener("begin"))
     with pytest.raises(Interrupted, match="interrupted 14% through the tuning; go on with `pmwd-dist resume"):
-        execute(plan, Listener("tuning"))
+        execute(plan, Listener("tuning"), resume=True)
     page = (plan.folder / "report.html").read_text()
     assert "was interrupted 14% through its tuning." in page
     assert re.search(r'<th scope="row">tuning</th><td>1</td><td>\d', page)

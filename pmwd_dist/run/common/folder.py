@@ -173,6 +173,10 @@ class Log:
         """Log a failure that does not end the run."""
         self("warning", f"warning: {message}", message=message)
 
+    def begin(self, what: str) -> None:
+        """Log the beginning of a stage of an inference, which may take long."""
+        self("begin", f"{what} ...", stage=what)
+
     def stage(self, what: str, seconds: float) -> None:
         """Log the end of a stage of an inference before its chains."""
         self("stage", f"{what}  {seconds:.1f} s", what=what, seconds=seconds)

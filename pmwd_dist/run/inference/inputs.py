@@ -34,7 +34,7 @@ def data_of(plan: InferenceJob, log: Log) -> Arrays:
         return {"data": plan.data["data.file"]}
     truth = {f"parameters/{name}": () for name in plan.model.priors}
     shapes = truth | {"noise": plan.simulation.config.particle_shape}
-    data = _kept(plan, DATA, lambda: draw_mock(plan), shapes, "mock drawn", log)
+    data = _kept(plan, DATA, lambda: draw_mock(plan), shapes, "mock", log)
     likelihood = to_host(plan.model.likelihood)
     with start_errors(), reading(plan.folder / DATA, _REMAKE):
         likelihood.check(data["data"], plan.simulation.config)
@@ -58,6 +58,7 @@ def _kept(plan: InferenceJob, name: str, make: Callable[[], Arrays], shapes: Sha
     """Arrays of a file of the run, which is made if it does not exist: a resumed run has the same bits. Collective."""
     path, about = plan.folder / name, {"run": fingerprint(identity(plan)), "file": name}
     if not from_main(path.exists()):
+        log.begin(what)
         began = time.perf_counter()
         arrays = make()
         with raise_on_all_processes():

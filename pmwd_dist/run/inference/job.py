@@ -45,10 +45,13 @@ def run(plan: InferenceJob, log: Log, control: Control) -> None:
         posterior = condition_on(plan, data, log)
         watch = _Watch(plan, log, control, partial(_compile_verdict, plan, posterior, data))
         starts = starts_of(plan, posterior, log)
+        log.begin("chains: compiling")
         with part("waiting for compilation"):
-            wait(chains)
+            while wait(chains, 1.0).not_done:
+                control.raise_if_interrupted("before the tuning")
         with part("chains"):
             _sample(plan, posterior, starts, watch)
+        log.begin("verdict")
         with part("waiting for compilation"):
             wait(watch.ahead)
         with start_errors():
