@@ -120,17 +120,17 @@ def force_error(correction: ForceCorrection | None, reference: ForceReference) -
     )
     nyquist = math.pi * min(n / side for n, side in zip(config.particle_shape, config.box_size, strict=True))
     keep = math.floor(nyquist * max(config.box_size) / (2 * math.pi) + 1e-6)
-    k, power, ratios, lost = jnp.zeros(()), list[Array](), list[Array](), list[Array]()
-    for i in range(len(times)):
-        field, wanted = solution.snapshots[i], reference.densities[i]
+
+    def compared(field: Array, wanted: Array) -> tuple[Array, Array, Array, Array]:
         spectra = [power_spectrum(x, measured) for x in (field, wanted, field - wanted)]
         p1, p2, difference = (spectrum.power[:keep] for spectrum in spectra)
-        k = spectra[0].k[:keep]
         # 1 - r from the difference: the cross power would lose its digits in single precision.
-        lost.append((difference - (jnp.sqrt(p1) - jnp.sqrt(p2)) ** 2) / (2 * jnp.sqrt(p1 * p2)))
-        power.append(p1)
-        ratios.append(p1 / p2)
-    return ForceError(k, jnp.stack(power), jnp.stack(ratios) / reference.level, jnp.stack(lost), solution.status)
+        lost = (difference - (jnp.sqrt(p1) - jnp.sqrt(p2)) ** 2) / (2 * jnp.sqrt(p1 * p2))
+        return spectra[0].k[:keep], p1, p1 / p2, lost
+
+    found = [compared(solution.snapshots[i], reference.densities[i]) for i in range(len(times))]
+    k, power, ratio, lost = (jnp.stack(x) for x in zip(*found, strict=True))
+    return ForceError(k[0], power, ratio / reference.level, lost, solution.status)
 
 
 @on_auto_axes

@@ -6,6 +6,7 @@ The classes of this module also have a method `response`, the linear response to
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, fields, replace
 from numbers import Real
@@ -119,8 +120,8 @@ class LinearField(ForwardModel):
     Args:
       config: configuration of the simulation; the field is at `a_stop`.
       cosmo: cosmology, for the parameters that are not sampled.
-      bias: linear bias, a number or the name of a parameter.
-      line_of_sight: direction of redshift distortions, "x", "y", "z" or three numbers; None for real space.
+      bias: linear bias, a number or the name of a parameter; default: 1.
+      line_of_sight: direction of redshift distortions, "x", "y", "z" or three numbers; default: real space.
       linear_power: linear P(k), as in `linear_modes`.
       normalise: whether to scale a table of P(k) to sigma8, sampled or of the cosmology.
 
@@ -162,8 +163,8 @@ class Simulation(ForwardModel):
     Args:
       config: configuration of the simulation, which is observed at `a_stop`.
       cosmo: cosmology, for the parameters that are not sampled.
-      gravity: "nbody", or "lpt" for the particles of `lpt` at a_stop.
-      bias: linear Eulerian bias, a number or the name of a parameter: the field is 1 + bias delta.
+      gravity: "nbody", the default, or "lpt" for the particles of `lpt` at a_stop.
+      bias: linear Eulerian bias, a number or the name of a parameter: the field is 1 + bias delta; default: 1.
       observable: function of (particles, linear modes, parameters, growth table, config) that gives a field on the mesh
         in units of its mean, such as `LagrangianGalaxies`; default: the biased density.
       linear_power: linear P(k), as in `linear_modes`.
@@ -217,11 +218,8 @@ class Simulation(ForwardModel):
             bias = 1.0 if of_observable is None else of_observable(parameters)
             line_of_sight = getattr(self.observable, "line_of_sight", None)
         factor = kaiser_factor(bias, table, self.config, line_of_sight)
-        k = wavevectors(self.config)
-        window = jnp.ones(())
-        for component, side in zip(k, self.config.cell_size, strict=True):
-            window = window * jnp.sinc(component * side / (2 * np.pi)) ** 2
-        return amplitude * factor * window
+        k = zip(wavevectors(self.config), self.config.cell_size, strict=True)
+        return amplitude * factor * math.prod(jnp.sinc(component * side / (2 * np.pi)) ** 2 for component, side in k)
 
 
 class _AtNodes(eqx.Module):

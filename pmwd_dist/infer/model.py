@@ -17,7 +17,7 @@ from jaxtyping import Array
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.infer import trees
-from pmwd_dist.infer.forward import COSMOLOGY, of_shape
+from pmwd_dist.infer.forward import COSMOLOGY, ForwardModel, of_shape
 from pmwd_dist.infer.likelihoods import Likelihood, constant, seen
 from pmwd_dist.infer.precondition import Preconditioner, wiener_draw
 from pmwd_dist.infer.preconditioner_adaptation import Adaptation
@@ -182,7 +182,7 @@ class Model(eqx.Module):
     def _unused(self, data: Array) -> list[str]:
         """Names of the parameters that the density of the data does not use."""
         known = set(self._declared)
-        if hasattr(self.forward, "of_cosmology"):  # a forward model of this package
+        if isinstance(self.forward, ForwardModel):
             known |= {*COSMOLOGY, "f_nl"}
         if self.priors.keys() <= known:  # the usual case, without tracing a simulation
             return []

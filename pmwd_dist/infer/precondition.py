@@ -101,8 +101,8 @@ class Preconditioner(eqx.Module):
 
     def scaled(self, white: Mapping[str, Array]) -> dict[str, Array]:
         """Parameters of a position from whitened parameters."""
-        vector = _times(jnp.linalg.inv(self.factor), _vector(white)) if white else _vector(white)
-        if self.adaptation is not None and white:
+        vector = _times(jnp.linalg.inv(self.factor), _vector(white))
+        if self.adaptation is not None:
             vector = _times(jnp.linalg.inv(self.adaptation.factor), vector)
         return _named(vector, white)
 
