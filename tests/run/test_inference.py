@@ -199,7 +199,7 @@ def test_chains_begin_at_maxima_with_parameters_held(tmp_path: Path) -> None:
     log, truth = Log(plan.folder, listener), plan.model.draw(jax.random.key(0), b1=1.8)
     posterior = plan.model.condition(plan.model.mock(jax.random.key(1), truth))
     positions = starts_of(plan, posterior, log)
-    (done,) = listener
+    _, done = listener
     assert done.what == "starts: map over the noise"
     drawn = jax.vmap(posterior.initial)(jax.random.split(key_of(plan, 2), 1))  # where they would begin otherwise
     np.testing.assert_array_equal(positions["parameters"]["b1"], drawn["parameters"]["b1"])
