@@ -80,14 +80,13 @@ def compile_ahead(posterior: infer.Posterior, data: Arrays, chunks: int, chains:
 
 
 def _arguments(posterior: infer.Posterior, data: Arrays, noise: np.ndarray, numbers: Any, key: Array) -> Any:
-    """Arguments of `_predicted`: the true white noise is zero where it is not known on the mesh."""
-    config = posterior.model.config
-    same, on_mesh = config.mesh_shape == config.particle_shape, posterior.data.shape == config.mesh_shape
-    known = data["noise"] if same and "noise" in data else np.zeros(config.mesh_shape)
+    """Arguments of `_predicted`: the true white noise is None where it is not known on the mesh."""
+    config, truth = posterior.model.config, None
+    if "noise" in data and config.mesh_shape == config.particle_shape:
+        truth = to_devices(data["noise"], config.decomposition.sharding)
     fields = NamedSharding(config.decomposition.mesh, PartitionSpec(None, *config.decomposition.spec))
     draws = jax.random.split(key, len(noise)), to_devices(noise, fields), jax.tree.map(jnp.asarray, numbers)
-    truth = to_devices(known, config.decomposition.sharding)
-    return posterior.model, posterior.data, truth, draws, plane_seen(posterior), (same, on_mesh)
+    return posterior.model, posterior.data, truth, draws, plane_seen(posterior)
 
 
 def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: Array) -> Comparison:
@@ -99,10 +98,10 @@ def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: A
     noise, numbers = some_draws(chain)
     arguments = _arguments(posterior, data, noise, numbers, key)
     phases, of_data = to_host(_predicted(*arguments))
-    *_, (_, fields, given), plane, (same, on_mesh) = arguments
+    *_, (_, fields, given), plane = arguments
     k, panels, images = np.zeros(0), Panels(), Images()
     ell, angular = np.zeros(0), Panels()
-    if not on_mesh:
+    if posterior.data.shape != posterior.model.config.mesh_shape:
         means, maps = of_data
         images = _maps(posterior, data, means)
         ell, angular = _angular(posterior, data["data"], maps)
@@ -115,7 +114,7 @@ def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: A
         observed, mean, one = data["data"][:, :, plane], np.mean(means, axis=0), planes[0]
         images = [("data", observed), ("mean prediction", mean), ("data drawn from one sample", one)]
         images = [(title, np.where(seen(posterior)[:, :, plane], x, np.nan)) for title, x in images]
-    if same and "noise" in data:
+    if phases is not None:
         some = phases.modes[0] > 0
         k = phases.k[0, some]
         panels[r"$r(k)$ of initial phases"] = np.asarray(phases.correlation)[:, some], None, ""
@@ -126,12 +125,9 @@ def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: A
 
 
 @eqx.filter_jit
-def _predicted(
-    model: infer.Model, observed: Array, truth: Array, draws: Any, plane: int, kinds: tuple[bool, bool]
-) -> Any:
-    """Cross spectra of each draw with the truth, if shapes agree, and with the data; or predicted maps."""
+def _predicted(model: infer.Model, observed: Array, truth: Array | None, draws: Any, plane: int) -> Any:
+    """Cross spectra of each draw with the truth, if it is known, and with the data; or predicted maps."""
     config, likelihood = model.config, model.likelihood
-    same, on_mesh = kinds
 
     def with_data(x: Array, numbers: Any) -> CrossPower:
         contrast, other = (1 + likelihood.contrast(y, numbers) for y in (x, observed))
@@ -140,9 +136,9 @@ def _predicted(
     def one(drawn: tuple[Array, Array, Any]) -> Any:
         key, noise, numbers = drawn
         field, _ = model.predict(noise, numbers)
-        phases = cross_power(noise, truth, config, deconvolve=False) if same else None
+        phases = cross_power(noise, truth, config, deconvolve=False) if truth is not None else None
         data, mean = likelihood.draw(key, field, numbers, config), field
-        if not on_mesh:
+        if observed.shape != config.mesh_shape:
             return phases, (mean, data)
         if hasattr(likelihood, "mean"):
             mean = likelihood.mean(field, numbers)
