@@ -38,9 +38,7 @@ def test_chains_start_over_with_a_correction_of_their_bias(tmp_path: Path) -> No
     weight = np.exp(log - log.max())
     mean = np.average(b1, weights=weight)
     sd = np.sqrt(np.average((b1 - mean) ** 2, weights=weight))
-    state = np.load(tmp_path / "state.npz")
-    assert max(one.chunks for one in told) > 0 and state["moments/draws"] == 4 * 4000  # without discarded draws
-    correction = float(state["correction/b1"]) * sd / 0.3  # [standard deviations]
+    correction = float(np.load(tmp_path / "state.npz")["correction/b1"]) * sd / 0.3  # [standard deviations]
     draws = np.asarray(chain.parameters["b1"], float)
     bias, error = chain.bias()["b1"]
     assert told[-1].step_size == told[0].step_size
