@@ -28,7 +28,6 @@ import numpy as np
 from benchmarks.mocks import TRUTH, galaxies, lensing
 from pmwd_dist import infer
 from pmwd_dist.infer.chain.folder import load_chain
-from pmwd_dist.infer.samplers.mclmc import value_and_grad
 from pmwd_dist.infer.tuning.step_size import ENERGY_VARIANCE
 
 DENSITY = 1e-3
@@ -156,7 +155,7 @@ def speed(posterior: infer.Posterior, truth: Any, chains: int) -> str:
 
     @eqx.filter_jit
     def gradient(position: Any, posterior: infer.Posterior) -> Any:
-        return value_and_grad(posterior.logdensity, position)
+        return jax.value_and_grad(posterior.logdensity)(position)
 
     @eqx.filter_jit
     def batch(positions: Any, posterior: infer.Posterior) -> Any:

@@ -58,16 +58,7 @@ class Transition(NamedTuple):
 
 def start(position: Any, momentum: Any, logdensity: LogDensity) -> IntegratorState:
     """The state at a position."""
-    return IntegratorState(position, momentum, *value_and_grad(logdensity, position))
-
-
-def value_and_grad(logdensity: LogDensity, position: Any) -> tuple[Array, Any]:
-    """The log density and its gradient; the callable need not be hashable."""
-
-    def call(position: Any) -> Array:
-        return logdensity(position)
-
-    return jax.value_and_grad(call)(position)
+    return IntegratorState(position, momentum, *jax.value_and_grad(logdensity)(position))
 
 
 @on_auto_axes
@@ -124,7 +115,7 @@ def step(
     position = trees.add(position, 0.5 * step_size, trees.multiply(momentum, root))
     momentum = refresh(drift_key, momentum, step_size * (2 / 3), L)
     position = trees.add(position, 0.5 * step_size, trees.multiply(momentum, root))
-    value, slope = value_and_grad(logdensity, position)
+    value, slope = jax.value_and_grad(logdensity)(position)
     momentum, after = turn(momentum, trees.multiply(slope, root), 0.5 * step_size)
     uphill = trees.multiply(slope, inverse_mass_matrix)
     value += displacement * trees.dot(slope, uphill)

@@ -108,7 +108,7 @@ class ChainTuning:
         states, block = tuning_block(*self.block_arguments(state))
         block = to_host(block)
         state = self.schedule.update(state, block)
-        if bool(from_main(np.asarray(int(state.kept)))):  # with another sharding the block would compile again
+        if from_main(state.kept):  # with another sharding the block would compile again
             self.run = self.run._replace(states=placed(states, self.run.states))
         return state
 
