@@ -42,3 +42,28 @@ def test_few_chunks_wait_to_be_written(tmp_path: Path, buffer: int):
         assert ended == [True] and writer.pending is None
     assert [path.name for path in tmp_path.iterdir()] == ["s.hdf5"]
     assert most[0] <= 4 if buffer == 0 else most[0] > 90
+
+
+def test_a_second_signal_does_not_wait_for_the_disk(tmp_path: Path):
+    go, ended = threading.Event(), threading.Event()
+
+    class Slow:
+        chunk_size = 1
+
+        def path(self, path):
+            return path
+
+        def chunks(self):
+            return iter(())
+
+        def write(self, path, chunks):
+            go.wait(2)
+            ended.set()
+
+    writer = Writer(0)
+    writer.write(Slow(), tmp_path / "s.hdf5")
+    with pytest.raises(KeyboardInterrupt), writer:
+        raise KeyboardInterrupt
+    assert not ended.is_set()
+    go.set()
+    assert ended.wait(10)

@@ -38,8 +38,9 @@ class Writer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._thread.shutdown()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # The second signal to stop, which is no Exception, does not wait for the disk.
+        self._thread.shutdown(wait=kind is None or issubclass(kind, Exception))
         if self._path.name:
             remove(temporary(self._path))
 
