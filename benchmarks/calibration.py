@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--mocks", type=int, default=100)
     parser.add_argument("--gravity", default="lpt", choices=("linear", "lpt", "nbody"))
     parser.add_argument("--steps", type=int, default=3, help="of nbody")
-    parser.add_argument("--methods", default="mclmc")
+    parser.add_argument("--methods", default="mclmc", help="one with --by-sample")
     parser.add_argument("--energy-variance", default="1e-3", help="targets of mclmc")
     parser.add_argument("--tune", type=int, default=1000)
     parser.add_argument("--precondition", default="adapted", choices=("adapted", "conditional"))

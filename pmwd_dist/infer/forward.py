@@ -73,7 +73,8 @@ class ForwardModel(eqx.Module):
     def __post_init__(self):
         check_config(self.config)
         self.cosmo = growth_table_to(self.config.lpt_order, self.cosmo)
-        self.linear_power = _fixed_power(self.config, self.table.cosmo, self.linear_power, normalise=self.normalise)
+        given = self.of_cosmology or self.linear_power  # the former in `dataclasses.replace`
+        self.linear_power = _fixed_power(self.config, self.table.cosmo, given, normalise=self.normalise)
 
     @property
     def table(self) -> GrowthTable:

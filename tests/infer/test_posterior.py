@@ -10,6 +10,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax_cosmo
 import numpy as np
 import problems
 import pytest
@@ -199,6 +200,14 @@ def test_galaxies_respond_to_the_potential_of_the_modes(cosmo: Any) -> None:
     expected = replace(galaxies, linear_power="eisenstein-hu")(*arguments)
     np.testing.assert_allclose(field, expected, rtol=1e-6)
     assert np.abs(galaxies(*arguments) - expected).max() > 1e-3  # of the default P(k)
+
+
+@pytest.mark.parametrize("power", [None, "eisenstein-hu"])
+def test_a_forward_model_with_another_cosmology_takes_its_power(cosmo: Any, power: str | None) -> None:
+    config, noise = configure(), jnp.asarray(np.random.default_rng(0).standard_normal(SHAPE))
+    other, forward = jax_cosmo.Planck15(sigma8=0.4), infer.LinearField(config, cosmo, linear_power=power)
+    expected = infer.LinearField(config, other, linear_power=power)(noise, {})[0]
+    np.testing.assert_allclose(replace(forward, cosmo=other)(noise, {})[0], expected, rtol=1e-12)
 
 
 def table_of(cosmo: Any, factor: float, low: float = 1e-5) -> tuple[np.ndarray, np.ndarray]:

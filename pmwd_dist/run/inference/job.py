@@ -149,6 +149,8 @@ class _Watch:
     def _log_chunk(self, progress: infer.Progress, seconds: float, compiled: float) -> None:
         sampler, draws = self._plan.settings.sampler, progress.draws
         sampled = seconds - compiled if compiled < seconds else seconds
+        if progress.restarts and progress.chunks == 1:
+            sampled /= 2  # the other half is the burn-in, as long as a chunk
         steps = sampler.thin * sampler.chunk
         self._draws.append({name: x for name, x in draws.items() if name.startswith("parameter/")})
         sizes = {
