@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -384,7 +384,8 @@ def _checked_job(settings: Callable[[], Settings], folder: Path, **options: Any)
                 drawing.start()
             compile_ahead(found)
         else:
-            _say("memory: compiling a gradient ...")
+            with suppress(OSError):  # standard output that can't be written is no reason to end a run
+                _say("memory: compiling a gradient ...")
         job = _job(found, folder)
     with command_errors():
         compare_processes(job, **options)

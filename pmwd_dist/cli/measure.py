@@ -64,9 +64,8 @@ def _config(path: Path, header: SnapshotHeader, mesh: int | None) -> Config:
     cells = header.mesh_shape if mesh is None else (mesh, mesh, mesh)
     own = f"{path}: its mesh of {cells}" if mesh is None else f"--mesh {mesh}"
     try:
-        decomposition = _decomposition(cells)
-        lattice = lattice_of(cells, sum(header.counts), decomposition.size)
-        config = Config(header.box_size, cells, lattice, decomposition=decomposition)
+        lattice = lattice_of(cells, sum(header.counts))
+        config = Config(header.box_size, cells, lattice, decomposition=_decomposition(cells))
     except ArgumentError as error:
         raise ValueError(f"{own}: {error.constraint}") from error
     memory = room()

@@ -1,7 +1,7 @@
 """Density of the matter in a snapshot of any code, painted onto the mesh with the masses of its particles.
 
-The order of the file is arbitrary. Each particle is assigned a lattice site in its block of the mesh, one batch after
-the other, so that a halo of one cell holds all displacements.
+The order of the file is arbitrary. Each particle is assigned a lattice site in its block of the mesh, one lattice of
+particles after the other, so that a halo of one cell holds all displacements.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pmwd_dist.io.snapshot.base import CRITICAL_DENSITY
 from pmwd_dist.io.snapshot.content import opened
 from pmwd_dist.io.snapshot.files import snapshot_files
 from pmwd_dist.io.snapshot.header import SnapshotHeader, read_counts, read_header, units_note
-from pmwd_dist.io.snapshot.particles import CHUNK, MASSES, POSITIONS, Column, check_arrays, check_box, chunks, has_array
+from pmwd_dist.io.snapshot.particles import MASSES, POSITIONS, Column, check_arrays, check_box, chunks, has_array
 from pmwd_dist.io.snapshot.units import LengthUnit
 from pmwd_dist.parallel.decomposition import Shape3
 from pmwd_dist.parallel.distributed import raise_on_all_processes
@@ -101,8 +101,7 @@ def paint_matter(
         chosen = _choose(types, tuple(columns), known, header, files[0])
         for kind in chosen:
             check_arrays(files, header, kind, columns[kind])
-    count = sum(header.counts[kind] for kind in chosen)
-    lattice = lattice_of(config.mesh_shape, count, config.decomposition.size)
+    lattice = lattice_of(config.mesh_shape, sum(header.counts[kind] for kind in chosen))
     particles = _particles(files, header, {kind: columns[kind] for kind in chosen})
     density, mass, squares = _paint(particles, replace(config, particle_shape=lattice, halo=1))
     if not mass > 0:
@@ -128,10 +127,10 @@ def matter_notes(matter: Matter, types: Sequence[int] | None, path: Path, option
     return notes
 
 
-def lattice_of(mesh_shape: Shape3, particles: int, devices: int) -> Shape3:
-    """Lattice of a batch of particles, all of which may lie in one block of the mesh."""
+def lattice_of(mesh_shape: Shape3, particles: int) -> Shape3:
+    """Lattice of the particles that are painted at a time, which divides over devices as the mesh does."""
     nx, ny, _ = mesh_shape
-    return nx, ny, max(1, -(-devices * min(_PAINTED + CHUNK, particles) // (nx * ny)))
+    return nx, ny, max(1, -(-min(_PAINTED, particles) // (nx * ny)))
 
 
 # --- particles ---------------------------------------------------------------------------------------------
@@ -171,60 +170,86 @@ def _choose(
     return chosen
 
 
-def _particles(files: Sequence[Path], header: SnapshotHeader, columns: dict[int, list[Column]]) -> Iterator[np.ndarray]:
-    """Rows of position [Mpc/h] and mass [1e10 Msun/h] of the particles of all files; masses are 1 if none are known."""
+def _particles(
+    files: Sequence[Path], header: SnapshotHeader, columns: dict[int, list[Column]]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Positions [Mpc/h] and masses [1e10 Msun/h] of the particles of all files; masses are 1 where none are known."""
     for kind, wanted in columns.items():
         for x, *masses in chunks(files, header, kind, wanted):
-            yield np.column_stack([x, masses[0] if masses else np.full(len(x), header.masses[kind] or 1.0)])
+            yield x, masses[0] if masses else np.full(len(x), header.masses[kind] or 1.0)
 
 
 # --- painting ----------------------------------------------------------------------------------------------
 
 
-def _paint(particles: Iterator[np.ndarray], config: Config) -> tuple[Array, float, float]:
+def _paint(particles: Iterator[tuple[np.ndarray, np.ndarray]], config: Config) -> tuple[Array, float, float]:
     """Density in units of its mean, sum of all masses, and sum of their squares."""
-    mass = squares = unit = 0.0
+    waiting, mass, squares, unit = _Waiting(config), 0.0, 0.0, 0.0
     density = jax.device_put(jnp.zeros(config.mesh_shape), config.decomposition.sharding)
-    for rows in _batches(particles):
-        masses = rows[:, 3]
+    for x, masses in particles:
         mass, squares = mass + float(masses.sum()), squares + float((masses**2).sum())
         unit = unit or float(masses.max(initial=0))  # else single precision may not hold masses
-        masses /= unit or 1
-        density = density + _paint_batch(rows, config)
+        waiting.add(x, masses / (unit or 1))
+        while waiting.counts.max() >= waiting.capacity:
+            density = density + waiting.paint()
+    while waiting.counts.any():
+        density = density + waiting.paint()
     mean = mass / math.prod(config.mesh_shape)
     return density * (unit / mean if mean else 0.0), mass, squares
 
 
-def _batches(particles: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-    """Particles to paint at a time, from chunks of them."""
-    waiting = list[np.ndarray]()
-    for chunk in particles:
-        waiting.append(chunk)
-        if sum(map(len, waiting)) >= _PAINTED:
-            yield np.concatenate(waiting)
-            waiting.clear()
-    if waiting:
-        yield np.concatenate(waiting)
+class _Waiting:
+    """Buffer of particles to be painted, by block of the mesh.
 
-
-def _paint_batch(rows: np.ndarray, config: Config) -> Array:
-    """Masses of particles, rows of position [Mpc/h] and mass, on the mesh.
-
-    Each takes a site in the block of the mesh where it lies; the other sites have no mass. Every process knows all
-    particles, and takes those of its own blocks.
+    Every process reads all particles and counts them by block, so that all processes paint at the same times. It
+    stores only the particles of its own blocks.
     """
-    box, shape = np.asarray(config.box_size), config.particle_shape
-    x = rows[:, :3] - box * np.floor(rows[:, :3] / box)
-    cell = np.minimum((x * np.divide(config.mesh_shape, box)).astype(np.int64), np.subtract(config.mesh_shape, 1))
 
-    def block(index: Any) -> np.ndarray:
-        low, high = zip(*(s.indices(n)[:2] for s, n in zip(index, shape, strict=False)), strict=True)
-        mine = ((cell >= low) & (cell < high))[:, :2].all(1)  # the lattice has the columns of the mesh
-        sides: Any = np.subtract(high, low).tolist()
-        sites = np.stack(np.unravel_index(np.arange(mine.sum()), sides), -1) + low
-        out = np.zeros((math.prod(sides), 4), jnp.result_type(float))
-        out[: len(sites)] = np.column_stack([x[mine] - sites * (box / shape), rows[mine, 3]])
-        return out.reshape(*sides, 4)
+    def __init__(self, config: Config):
+        self.config, self.sharding = config, config.decomposition.sharding
+        px, py = config.decomposition.pdims
+        self.shape: Shape3 = (config.particle_shape[0] // px, config.particle_shape[1] // py, config.particle_shape[2])
+        self.capacity = math.prod(self.shape)
+        self.counts = np.zeros((px, py), np.int64)
+        mine = self.sharding.addressable_devices_indices_map(config.particle_shape).values()
+        self.rows: dict[tuple[int, int], np.ndarray] = {self._block(index): np.zeros((0, 4)) for index in mine if index}
 
-    columns = jax.make_array_from_callback((*shape, 4), config.decomposition.sharding, block)
-    return cic_paint(columns[..., :3], config, columns[..., 3])
+    def add(self, x: np.ndarray, masses: np.ndarray) -> None:
+        """Add particles at positions x [Mpc/h]."""
+        box, mesh = np.asarray(self.config.box_size), np.asarray(self.config.mesh_shape)
+        x = x - box * np.floor(x / box)
+        cell = np.minimum((x[:, :2] * (mesh / box)[:2]).astype(np.int64), mesh[:2] - 1)
+        of_block = cell // (mesh[:2] // self.counts.shape)
+        number = of_block[:, 0] * self.counts.shape[1] + of_block[:, 1]
+        self.counts += np.bincount(number, minlength=self.counts.size).reshape(self.counts.shape)
+        particles = np.concatenate([x, masses[:, None]], 1)
+        for block, before in self.rows.items():
+            mine = number == block[0] * self.counts.shape[1] + block[1]
+            self.rows[block] = np.concatenate([before, particles[mine]])
+
+    def paint(self) -> Array:
+        """Paint as many particles as the lattice of each block holds."""
+        taken = {block: self._take(block) for block in self.rows}
+        self.counts = np.maximum(self.counts - self.capacity, 0)
+        shape, dtype = self.config.particle_shape, jnp.result_type(float)
+
+        def array(columns: slice, shape: tuple[int, ...]) -> Array:
+            def block(index: Any) -> np.ndarray:
+                return taken[self._block(index)][..., columns].reshape(*self.shape, *shape[3:]).astype(dtype)
+
+            return jax.make_array_from_callback(shape, self.sharding, block)
+
+        return cic_paint(array(slice(0, 3), (*shape, 3)), self.config, array(slice(3, 4), shape))
+
+    def _take(self, block: tuple[int, int]) -> np.ndarray:
+        """Displacements and masses of the next particles of a block; the other sites of its lattice have no mass."""
+        rows, self.rows[block] = np.split(self.rows[block], [self.capacity])
+        out = np.zeros((self.capacity, 4))
+        first = np.array([*block, 0]) * self.shape
+        site = first + np.stack(np.unravel_index(np.arange(len(rows)), self.shape), -1)
+        out[: len(rows)] = rows
+        out[: len(rows), :3] -= site * (np.asarray(self.config.box_size) / self.config.particle_shape)
+        return out
+
+    def _block(self, index: tuple[slice, ...]) -> tuple[int, int]:
+        return (index[0].start or 0) // self.shape[0], (index[1].start or 0) // self.shape[1]
