@@ -85,7 +85,7 @@ def test_a_run_leaves_chains_pictures_and_a_verdict(whole: tuple[InferenceJob, L
     assert any("effective samples are fewer than 400 (b1 " in reason for reason in told.reasons)
     profile = json.loads((plan.folder / "run.json").read_text())["profile"]
     assert {"data", "starts", "tuning", "chains", "verdict"} < profile["seconds"].keys()
-    assert profile["seconds"]["rest"] < 0.1 * profile["total"]
+    assert profile["seconds"]["rest"] < 0.5 * profile["total"]
     page = check_page(plan.folder / "report.html", figures=6)
     for part in ("Not converged", '<th scope="row">b<sub>1</sub></th>', "power of data at k", "p, the probability of"):
         assert part in page, part
