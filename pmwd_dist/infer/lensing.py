@@ -49,7 +49,8 @@ class Convergence(ForwardModel):
       sources: redshift or (redshifts, numbers per redshift) of each map.
       linear_power: linear P(k), as in `linear_modes`.
       normalise: whether to scale a table of P(k) to sigma8, as in `Simulation`.
-      field, pixels, offsets: rays on a flat sky, as in `observe.convergence`.
+      field, pixels, offsets: side of a flat field of view [degrees], number of rays along it, and offsets, as in
+        `observe.convergence`.
       solver: solver, as in `nbody`.
       potential_factor: factor of the potential, as in `nbody`.
 

@@ -1,4 +1,4 @@
-"""Chains on disk and maxima, of models whose posterior is known: data = 1 + bias noise + error in each cell."""
+"""Chains on disk, of models whose posterior is known: data = 1 + bias noise + error in each cell."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from arviz_stats.base import array_stats
 from h5netcdf import legacyapi
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from linear_posteriors import BIAS, OPTIONS, SHAPE, SIGMA, forward, posterior_of, starts
 
 import pmwd_dist as pmd
 from benchmarks.calibration import ranks, uniformity
@@ -36,32 +37,12 @@ from pmwd_dist.io.arrays import read_arrays
 from pmwd_dist.pm.noise import white_noise
 from pmwd_dist.pm.status import Code, SimulationError
 
-BIAS, SIGMA, SHAPE = 1.5, 0.5, (4, 4, 4)
-
-
-def forward(noise: Any, parameters: Any) -> Any:
-    return 1 + parameters.get("b1", BIAS) * noise + 0 * parameters.get("c", 0)
-
-
-def posterior_of(forward: Any = forward, pdims: tuple[int, int] = (1, 1), **priors: Any) -> infer.Posterior:
-    devices = jax.devices()[: pdims[0] * pdims[1]]
-    config = pmd.Config(box_size=80.0, mesh_shape=4, decomposition=pmd.Decomposition(pdims, devices))
-    model = infer.Model(config, forward, priors, infer.Gaussian(SIGMA))
-    return model.condition(1 + BIAS * np.random.default_rng(0).standard_normal(SHAPE))
-
-
-def starts(posterior: infer.Posterior, chains: int = 2) -> Any:
-    return jax.vmap(posterior.initial)(jax.random.split(jax.random.key(1), chains))
-
 
 class Logarithmic(infer.Gaussian):
     """A user's likelihood, of which a negative prediction has no density."""
 
     def logdensity(self, data: Any, field: Any, parameters: Any, config: Any) -> Any:
         return jnp.sum(jnp.log(field))
-
-
-OPTIONS: dict[str, Any] = {"key": jax.random.key(2), "tuning_steps": 300, "thin": 2, "chunk": 50}
 
 
 @pytest.fixture(scope="module")
@@ -417,11 +398,11 @@ def test_failures_stop_a_run(run: tuple[Any, ...], tmp_path: Path) -> None:
         "prediction is not finite in 64 of 64 cells; begin elsewhere",
     ):
         infer.sample(posterior, lost, steps=100, output=tmp_path / "b", **OPTIONS)
-    for forward, message in (
+    for predict, message in (
         (lambda noise, _: -1 - noise**2, "where the prediction is negative in 64 of 64 cells"),
         (lambda noise, _: (noise, jnp.asarray(Code.NOT_FINITE)), "where the simulation fails; begin elsewhere"),
     ):
-        model = infer.Model(posterior.model.config, forward, {}, Logarithmic(SIGMA))
+        model = infer.Model(posterior.model.config, predict, {}, Logarithmic(SIGMA))
         begun = model.condition(np.asarray(posterior.data))
         with pytest.raises(SimulationError, match=message):
             infer.sample(begun, starts(begun), steps=100, output=tmp_path / "d", **OPTIONS)
@@ -431,91 +412,6 @@ def test_failures_stop_a_run(run: tuple[Any, ...], tmp_path: Path) -> None:
         SimulationError, match="the slope of the log density is not finite where 1 of 2 .* as chain 1 does"
     ):
         infer.sample(steep, flat, steps=100, output=tmp_path / "c", **OPTIONS)
-
-
-def test_failures_of_the_tuning_stop_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a simulation that fails where chains should go; those before the last stage are no matter."""
-
-    def fails(noise: Any, parameters: Any) -> Any:
-        return forward(noise, parameters), jnp.where(noise[0, 0, 0] > -1.5, 2, 0)
-
-    posterior = posterior_of(fails)
-    positions = {"noise": jnp.zeros((2, *SHAPE)).at[:, 0, 0, 0].set(-2), "parameters": {}}
-    options = OPTIONS | {"tuning_steps": 200, "steps": 100}
-    options |= {"most_failures": 0.01}
-    with pytest.raises(SimulationError, match="of the steps of the last stage of the tuning failed") as whole:
-        infer.sample(posterior, positions, output=tmp_path / "whole", **options)
-    assert float(str(whole.value).partition("%")[0]) > 1
-    written: list[Any] = []
-
-    def kill(self: Any, state: Any) -> None:
-        write_state(self, state)
-        written.append(state)
-        if len(written) == 9:  # of 10 blocks, the last three of the last stage
-            raise KeyboardInterrupt
-
-    write_state = ChainFolder.write_state
-    monkeypatch.setattr(loop, "_CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(ChainFolder, "write_state", kill)
-    with pytest.raises(KeyboardInterrupt):
-        infer.sample(posterior, positions, output=tmp_path / "again", **options)
-    assert written[-1]["schedule/failed"] > 0
-    with pytest.raises(SimulationError) as again:
-        infer.sample(posterior, positions, output=tmp_path / "again", **options)
-    assert str(again.value) == str(whole.value)
-
-
-def test_the_maximum_keeps_the_parameters() -> None:
-    posterior = posterior_of(pdims=(2, 2), b1=infer.Normal(1.5, 0.2))
-    start = posterior.model.draw(jax.random.key(3), b1=1.7)
-    best = infer.maximise(posterior, start, steps=30)
-    variance = 1 / (1 + (1.7 / SIGMA) ** 2)
-    expected = variance * 1.7 / SIGMA**2 * (np.asarray(posterior.data) - 1)
-    np.testing.assert_allclose(best.position["noise"], expected, atol=1e-4)
-    assert best.position["parameters"] == start["parameters"]
-    assert best.logdensity == max(best.history) > best.history[0]
-
-
-def test_maximising_needs_a_finite_first_density() -> None:
-    posterior = posterior_of()
-    start = posterior.model.draw(jax.random.key(3))
-    with pytest.raises(ValueError, match="steps=0 must be a whole number, 1 or more"):
-        infer.maximise(posterior, start, steps=0)
-    with pytest.raises(SimulationError, match="the log density is not finite at the first position"):
-        infer.maximise(posterior, jax.tree.map(lambda x: x * np.inf, start), steps=1)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
-    posterior = posterior_of()
-    with pytest.raises(ValueError, match="energy_variance=0.0 must be positive and finite; use 0.001, or less"):
-        infer.sample(posterior, starts(posterior), steps=100, output=tmp_path / "run", energy_variance=0.0, **OPTIONS)
-    with pytest.raises(ValueError, match=r"steps=150 must be a multiple of thin \* chunk = 100"):
-        infer.sample(posterior, starts(posterior), steps=150, output=tmp_path / "run", **OPTIONS)
-    with pytest.raises(ValueError, match=r"shape \(chains, .*use jax.vmap\(posterior.initial\)\(keys\)"):
-        infer.sample(posterior, posterior.initial(jax.random.key(0)), steps=100, output=tmp_path / "run", **OPTIONS)
-    wrong: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"tuning_steps": 0}, "tuning_steps=0 must be a whole number, 40 or more"),
-        ({"key": 3}, "key=3 must be a key of jax.random"),
-        ({"most_failures": np.nan}, "most_failures=nan must be a share of the steps"),
-    )
-    for changes, message in wrong:
-        with pytest.raises(ValueError, match=message):
-            infer.sample(posterior, starts(posterior), steps=100, output=tmp_path / "run", **(OPTIONS | changes))
-    noise = np.ones((2, *SHAPE), int)
-    for positions, message in (
-        ({"noise": noise}, r"positions={'noise': \(2, 4, 4, 4\)} must have noise of shape .* and parameters \[\] of"),
-        ({"noise": noise, "parameters": {}}, r"positions\['noise'\].dtype='int64' must be of floating"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            infer.sample(posterior, positions, steps=100, output=tmp_path / "run", **OPTIONS)
-    none = jax.tree.map(lambda x: x[:0], starts(posterior))
-    with pytest.raises(ValueError, match=r"positions={'noise': \(0, 4, 4, 4\), .* must have noise of shape \(chains"):
-        infer.sample(posterior, none, steps=100, output=tmp_path / "run", **OPTIONS)
-    other = starts(posterior) | {"parameters": {"b1": np.zeros(2)}}
-    with pytest.raises(ValueError, match=r"positions={.*: {'b1': \(2,\)}} must have noise .*; use"):
-        infer.sample(posterior, other, steps=100, output=tmp_path / "run", **OPTIONS)
-    assert not (tmp_path / "run").exists()
 
 
 def test_chains_on_an_axis_of_their_own_are_the_same(run: tuple[Any, ...], tmp_path: Path) -> None:

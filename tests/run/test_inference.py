@@ -12,21 +12,18 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from inferences import LENSING, SMALL, plan_of
+from inferences import SMALL, plan_of
 from pages import check_page
 from runs import command, kill_loop
 
 from pmwd_dist import infer
 from pmwd_dist.infer.chain.folder import ChainFolder, load_chain
-from pmwd_dist.infer.forward import ForwardModel
 from pmwd_dist.io.arrays import ArrayFile, fingerprint, read_arrays, write_arrays
-from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.fingerprint import identity
 from pmwd_dist.run.common.folder import Log, StartError, finished, prepare_folder
 from pmwd_dist.run.common.job import execute
@@ -39,10 +36,9 @@ from pmwd_dist.run.inference.verdict import (
     find_mixing_reasons,
     find_reasons,
     find_step_reasons,
-    judge,
     worst_scale,
 )
-from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSettings, read_any, read_as
+from pmwd_dist.run.settings import InferenceSettings, SimulationSettings, read_any, read_as
 from pmwd_dist.run.settings.writing import template, to_toml
 
 
@@ -311,32 +307,6 @@ def test_files_of_another_run_are_refused(
     assert not (folder / "chunk_00003.npz").exists()
 
 
-class Flat(ForwardModel):
-    """Maps of zero for the noise of another forward model."""
-
-    shape: ClassVar = (2, 4, 4)
-    sources: ClassVar = (0.02, 0.04)
-    field: ClassVar = 8.0
-
-    def __call__(self, noise: Any, parameters: Any) -> Any:
-        del parameters
-        return jnp.zeros(self.shape) + 0 * jnp.mean(noise)
-
-
-def test_maps_of_a_simulation_on_a_finer_mesh_have_no_spectra(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path / "run", "box.mesh=8", "box.particles=4", text=LENSING)
-    prepare_folder(plan)
-    simulation = plan.simulation
-    flat = Flat(simulation.config, simulation.cosmo)
-    plain = infer.Model(simulation.config, flat, {}, plan.model.likelihood)
-    ones, zeros = np.ones((2, 4)), np.zeros((4, 4, 4))
-    chain = infer.Chain({}, ones, ones, ones, ones, 16, 0, zeros, zeros, np.zeros((1, 2, 4, 4, 4)))
-    data = {"data": np.random.default_rng(0).standard_normal((2, 4, 4))}
-    judged = judge(plan, plain.condition(data["data"]), chain, data)
-    assert "maps.png" in judged.files
-    assert "fields.png" not in judged.files
-
-
 def test_few_accepted_trajectories_are_named(whole: tuple[InferenceJob, Listener], tmp_path: Path) -> None:
     hmc = SMALL.replace("energy_variance = 2e-4", 'method = "hmc"')
     plan, chain = plan_of(tmp_path / "run", text=hmc), load_chain(whole[0].folder)
@@ -430,42 +400,6 @@ def test_the_template_and_what_is_written_read_back(tmp_path: Path) -> None:
     assert isinstance(read_any(file), InferenceSettings)
     file.write_text("[box]\nsize = 60.0\nmesh = 4\n")
     assert type(read_any(file)) is SimulationSettings
-
-
-def test_maps_of_lensing_are_data(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path / "run", text=LENSING)
-    assert np.allclose(plan.model.likelihood.sigma[0] / plan.model.likelihood.sigma[1], np.sqrt(2))
-    prepare_folder(plan)
-    rng = np.random.default_rng(0)
-    draws = {"sigma8": np.full((2, 4), 0.8)}
-    zeros, noise = np.zeros((4, 4, 4)), rng.standard_normal((1, 2, 4, 4, 4))
-    still = np.zeros((2, 4))
-    chain = infer.Chain(draws, rng.standard_normal((2, 4)), still, still, still + 1, 16, 0, zeros, zeros, noise)
-    data = {"data": rng.standard_normal((2, 4, 4)), "noise": noise[0, 0]}
-    judged = judge(plan, plan.model.condition(data["data"]), chain, data)
-    assert set(judged.files) <= set(manifest.files(plan.folder))  # which may be written again after more steps
-    assert {"maps.png", "angular.png", "fields.png", "slices.png"} <= set(judged.files)
-    wrong = {
-        "needs a section .observe.light_cone.": LENSING.partition("[observe")[0],
-        "likelihood.density: missing; add for example": LENSING.replace("density = [10.0, 20.0]", ""),
-        "light is bent by all matter": LENSING.replace('bias = "none"', 'bias = "lagrangian"'),
-        "a light cone is filled during a run": LENSING.replace('bias = "none"', 'bias = "none"\ngravity = "lpt"'),
-        "sampler.precondition: linear theory has none with likelihood.kind": LENSING.replace(
-            'precondition = "none"', 'precondition = "conditional"'
-        ),
-        'start.begin = "wiener": linear theory has none with likelihood.kind': LENSING.replace(
-            'precondition = "none"', 'precondition = "adapted"'
-        ).replace('begin = "prior"', 'begin = "wiener"'),
-        "likelihood.k_max: is of a gaussian": LENSING.replace("density", "k_max = 0.1\ndensity"),
-        "likelihood.density = .*must be a number, or one for each of 2 maps": LENSING.replace(
-            "[10.0, 20.0]", "[1.0, 2.0, 3.0]"
-        ),
-        'is of likelihood.kind = "lensing"; leave it out': SMALL + "[observe.light_cone]\n",
-        "likelihood.density: is of lensed galaxies": SMALL.replace("sigma = 0.5", "sigma = 0.5\ndensity = 1.0"),
-    }
-    for message, text in wrong.items():
-        with pytest.raises(SettingsError, match=message):
-            plan_of(tmp_path / "run", text=text)
 
 
 def test_a_mock_that_shows_nothing_is_warned_of(whole: tuple[InferenceJob, Listener], tmp_path: Path) -> None:

@@ -1,0 +1,82 @@
+"""Arguments that `sample` refuses, and a tuning that fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from linear_posteriors import OPTIONS, SHAPE, forward, posterior_of, starts
+
+from pmwd_dist import infer
+from pmwd_dist.infer.chain.folder import ChainFolder
+from pmwd_dist.infer.tuning import loop
+from pmwd_dist.pm.status import SimulationError
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
+    posterior = posterior_of()
+    with pytest.raises(ValueError, match="energy_variance=0.0 must be positive and finite; use 0.001, or less"):
+        infer.sample(posterior, starts(posterior), steps=100, output=tmp_path / "run", energy_variance=0.0, **OPTIONS)
+    with pytest.raises(ValueError, match=r"steps=150 must be a multiple of thin \* chunk = 100"):
+        infer.sample(posterior, starts(posterior), steps=150, output=tmp_path / "run", **OPTIONS)
+    with pytest.raises(ValueError, match=r"shape \(chains, .*use jax.vmap\(posterior.initial\)\(keys\)"):
+        infer.sample(posterior, posterior.initial(jax.random.key(0)), steps=100, output=tmp_path / "run", **OPTIONS)
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"tuning_steps": 0}, "tuning_steps=0 must be a whole number, 40 or more"),
+        ({"key": 3}, "key=3 must be a key of jax.random"),
+        ({"most_failures": np.nan}, "most_failures=nan must be a share of the steps"),
+    )
+    for changes, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            infer.sample(posterior, starts(posterior), steps=100, output=tmp_path / "run", **(OPTIONS | changes))
+    noise = np.ones((2, *SHAPE), int)
+    for positions, message in (
+        ({"noise": noise}, r"positions={'noise': \(2, 4, 4, 4\)} must have noise of shape .* and parameters \[\] of"),
+        ({"noise": noise, "parameters": {}}, r"positions\['noise'\].dtype='int64' must be of floating"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            infer.sample(posterior, positions, steps=100, output=tmp_path / "run", **OPTIONS)
+    none = jax.tree.map(lambda x: x[:0], starts(posterior))
+    with pytest.raises(ValueError, match=r"positions={'noise': \(0, 4, 4, 4\), .* must have noise of shape \(chains"):
+        infer.sample(posterior, none, steps=100, output=tmp_path / "run", **OPTIONS)
+    other = starts(posterior) | {"parameters": {"b1": np.zeros(2)}}
+    with pytest.raises(ValueError, match=r"positions={.*: {'b1': \(2,\)}} must have noise .*; use"):
+        infer.sample(posterior, other, steps=100, output=tmp_path / "run", **OPTIONS)
+    assert not (tmp_path / "run").exists()
+
+
+def test_failures_of_the_tuning_stop_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a simulation that fails where chains should go; those before the last stage are no matter."""
+
+    def fails(noise: Any, parameters: Any) -> Any:
+        return forward(noise, parameters), jnp.where(noise[0, 0, 0] > -1.5, 2, 0)
+
+    posterior = posterior_of(fails)
+    positions = {"noise": jnp.zeros((2, *SHAPE)).at[:, 0, 0, 0].set(-2), "parameters": {}}
+    options = OPTIONS | {"tuning_steps": 200, "steps": 100}
+    options |= {"most_failures": 0.01}
+    with pytest.raises(SimulationError, match="of the steps of the last stage of the tuning failed") as whole:
+        infer.sample(posterior, positions, output=tmp_path / "whole", **options)
+    assert float(str(whole.value).partition("%")[0]) > 1
+    written: list[Any] = []
+
+    def kill(self: Any, state: Any) -> None:
+        write_state(self, state)
+        written.append(state)
+        if len(written) == 9:  # of 10 blocks, the last three of the last stage
+            raise KeyboardInterrupt
+
+    write_state = ChainFolder.write_state
+    monkeypatch.setattr(loop, "_CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(ChainFolder, "write_state", kill)
+    with pytest.raises(KeyboardInterrupt):
+        infer.sample(posterior, positions, output=tmp_path / "again", **options)
+    assert written[-1]["schedule/failed"] > 0
+    with pytest.raises(SimulationError) as again:
+        infer.sample(posterior, positions, output=tmp_path / "again", **options)
+    assert str(again.value) == str(whole.value)
