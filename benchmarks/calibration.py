@@ -10,12 +10,15 @@ tuning and an adaptation of its own. Ranks of sigma8, Omega_m, b1, of the white 
 density, which sees a bias of the sampler. All mocks are one batch. The figures are in docs/explanation/inference.md.
 
 The chains of a batch neither check their steps nor correct a bias. `--by-sample` runs `infer.sample` with its defaults
-on one mock after the other, with two chains each; ranks are of the parameters alone.
+on one mock after the other, with two chains each; ranks are of the parameters alone. Its mocks are those of a batch
+with the same seed and number of mocks; `--share 0/16` takes every sixteenth of them. `--plot` compares means of the
+same mocks under different labels.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import tempfile
 import time
 from pathlib import Path
@@ -63,8 +66,10 @@ def sampled(model: infer.Model, options: argparse.Namespace, label: str) -> dict
     The file is written after each mock.
     """
     posterior, rows = model.condition(np.indices(model.config.mesh_shape)[0] % 2, precondition="adapted"), []
-    for i in range(options.mocks):
-        keys, began = jax.random.split(jax.random.fold_in(jax.random.key(options.seed), i), 4), time.perf_counter()
+    first, every = map(int, options.share.split("/"))
+    of_mocks = jax.random.split(jax.random.key(options.seed), (2, options.mocks))[0]  # as in `Mocks`
+    for i in range(first, options.mocks, every):
+        keys, began = jax.random.split(of_mocks[i], 4), time.perf_counter()
         truth = model.draw(keys[0])
         own = conditioned_on(posterior, model.mock(keys[1], truth))
         starts = jax.vmap(own.initial)(jax.random.split(keys[2], 2))
@@ -72,6 +77,7 @@ def sampled(model: infer.Model, options: argparse.Namespace, label: str) -> dict
             how: Any = {"tuning_steps": options.tune, "chunk": 250, "output": folder, "progress": False}
             chain = infer.sample(own, starts, key=keys[3], steps=options.draws, method=options.methods, **how)
         row = {"energy variance": np.var(chain.energy_change) / (chain.noise_mean.size + len(chain.parameters))}
+        row["mock"] = options.seed * 10**4 + i
         for name, x in model.parameters(truth).items():
             draws = np.asarray(chain.parameters[name], float).ravel()
             some = draws[np.linspace(0, draws.size - 1, DRAWS).astype(int)]
@@ -93,6 +99,17 @@ def joined(files: list[str]) -> dict[str, dict[str, np.ndarray]]:
             for label, several in labels.items()}  # fmt: skip
 
 
+def differences(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> str:
+    """Mean differences of the posterior means of the mocks that both have, in standard deviations."""
+    _, mine, yours = np.intersect1d(one["mock"], other["mock"], return_indices=True)
+    parts = [f"{mine.size} mocks in common"]
+    for name in names_of(one) if mine.size > 1 else []:
+        if f"shift {name}" in other:
+            away = one[f"shift {name}"][mine] - other[f"shift {name}"][yours]
+            parts.append(f"{name} {away.mean():+.3f} ± {away.std() / np.sqrt(away.size):.3f}")
+    return ", ".join(parts)
+
+
 def names_of(found: dict[str, np.ndarray]) -> list[str]:
     return [name for name in found if f"shift {name}" in found]
 
@@ -112,6 +129,8 @@ def plot(files: list[str], figure: str) -> None:
     import matplotlib.pyplot as plt
 
     everything = joined(files)
+    for (label, one), (against, other) in itertools.combinations(everything.items(), 2):
+        print(" - ".join([label, against]).replace("\n", ", "), differences(one, other), sep=": ")
     columns = names_of(next(iter(everything.values())))
     size = (2.2 * len(columns), 1.7 * len(everything))
     _, axes = plt.subplots(len(everything), len(columns), figsize=size, layout="constrained", squeeze=False)
@@ -143,6 +162,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("ranks.npz"))
     parser.add_argument("--by-sample", action="store_true", help="by infer.sample with its defaults")
+    parser.add_argument("--share", default="0/1", help="of the mocks, with --by-sample")
     parser.add_argument("--draws", type=int, default=2500, help="of each chain, with --by-sample")
     parser.add_argument("--plot", nargs="+")
     parser.add_argument("--figure", default="calibration.png")
@@ -164,6 +184,7 @@ def main() -> None:
             drawn = mocks.draw(DRAWS * options.apart)
             aim = f", target {target:g}" if method == "mclmc" else ""
             label, found = f"{options.gravity}, {options.mesh}³\n{method}{aim}", collected(mocks, drawn, options.apart)
+            found["mock"] = options.seed * 10**4 + np.arange(options.mocks)
             report(label, found)
             print(f"  {time.perf_counter() - began:.0f} s, L and step {np.median(mocks.lengths(), axis=0)}", flush=True)
             arrays: dict[str, Any] = {"label": label, **found}
