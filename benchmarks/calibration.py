@@ -10,7 +10,7 @@ tuning and an adaptation of its own. Ranks of sigma8, Omega_m, b1, of the white 
 density, which sees a bias of the sampler. All mocks are one batch. The figures are in docs/explanation/inference.md.
 
 The chains of a batch neither check their steps nor correct a bias. `--by-sample` runs `infer.sample` with its defaults
-on one mock after the other, with two chains each; ranks are of the parameters alone. Its mocks are those of a batch
+on one mock after the other, with two chains each by default; ranks are of the parameters alone. Its mocks are those of a batch
 with the same seed and number of mocks; `--share 0/16` takes every sixteenth of them. `--plot` compares means of the
 same mocks under different labels.
 """
@@ -72,7 +72,7 @@ def sampled(model: infer.Model, options: argparse.Namespace, label: str) -> dict
         keys, began = jax.random.split(of_mocks[i], 4), time.perf_counter()
         truth = model.draw(keys[0])
         own = conditioned_on(posterior, model.mock(keys[1], truth))
-        starts = jax.vmap(own.initial)(jax.random.split(keys[2], 2))
+        starts = jax.vmap(own.initial)(jax.random.split(keys[2], options.chains))
         with tempfile.TemporaryDirectory() as folder:
             how: Any = {"tuning_steps": options.tune, "chunk": 250, "output": folder, "progress": False}
             chain = infer.sample(own, starts, key=keys[3], steps=options.draws, method=options.methods, **how)
@@ -163,6 +163,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("ranks.npz"))
     parser.add_argument("--by-sample", action="store_true", help="by infer.sample with its defaults")
     parser.add_argument("--share", default="0/1", help="of the mocks, with --by-sample")
+    parser.add_argument("--chains", type=int, default=2, help="on each mock, with --by-sample")
     parser.add_argument("--draws", type=int, default=2500, help="of each chain, with --by-sample")
     parser.add_argument("--plot", nargs="+")
     parser.add_argument("--figure", default="calibration.png")
