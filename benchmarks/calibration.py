@@ -10,7 +10,7 @@ tuning and an adaptation of its own. Ranks of sigma8, Omega_m, b1, of the white 
 density, which sees a bias of the sampler. All mocks are one batch. The figures are in docs/explanation/inference.md.
 
 The chains of a batch neither check their steps nor correct a bias. `--by-sample` runs `infer.sample` with its defaults
-on one mock after the other, with two chains each by default; ranks are of the parameters alone. Its mocks are those of a batch
+on one mock after the other, with two chains each; ranks are of the parameters alone. Its mocks are those of a batch
 with the same seed and number of mocks; `--share 0/16` takes every sixteenth of them. `--plot` compares means of the
 same mocks under different labels.
 """
@@ -65,7 +65,8 @@ def sampled(model: infer.Model, options: argparse.Namespace, label: str) -> dict
 
     The file is written after each mock.
     """
-    posterior, rows = model.condition(np.indices(model.config.mesh_shape)[0] % 2, precondition="adapted"), []
+    posterior = model.condition(np.indices(model.config.mesh_shape)[0] % 2, precondition="adapted")
+    rows, found = list[Any](), dict[str, Any]()
     first, every = map(int, options.share.split("/"))
     of_mocks = jax.random.split(jax.random.key(options.seed), (2, options.mocks))[0]  # as in `Mocks`
     for i in range(first, options.mocks, every):
@@ -85,7 +86,8 @@ def sampled(model: infer.Model, options: argparse.Namespace, label: str) -> dict
         rows.append(row)
         print(f"mock {i}: {time.perf_counter() - began:.0f} s, {chain.gradients} gradients", flush=True)
         found = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-        np.savez(options.output, label=label, **found)
+        arrays: dict[str, Any] = {"label": label, **found}
+        np.savez(options.output, **arrays)
     return found
 
 
@@ -130,7 +132,7 @@ def plot(files: list[str], figure: str) -> None:
 
     everything = joined(files)
     for (label, one), (against, other) in itertools.combinations(everything.items(), 2):
-        print(" - ".join([label, against]).replace("\n", ", "), differences(one, other), sep=": ")
+        print(f"{label} - {against}".replace("\n", ", "), differences(one, other), sep=": ")
     columns = names_of(next(iter(everything.values())))
     size = (2.2 * len(columns), 1.7 * len(everything))
     _, axes = plt.subplots(len(everything), len(columns), figsize=size, layout="constrained", squeeze=False)
