@@ -65,7 +65,7 @@ def sampled(model: infer.Model, options: argparse.Namespace, label: str) -> dict
 
     The file is written after each mock.
     """
-    posterior = model.condition(np.indices(model.config.mesh_shape)[0] % 2, precondition="adapted")
+    posterior = model.condition(np.indices(model.config.mesh_shape)[0] % 2)
     rows, found = list[Any](), dict[str, Any]()
     first, every = map(int, options.share.split("/"))
     of_mocks = jax.random.split(jax.random.key(options.seed), (2, options.mocks))[0]  # as in `Mocks`
@@ -159,7 +159,6 @@ def main() -> None:
     parser.add_argument("--methods", default="mclmc", help="one with --by-sample")
     parser.add_argument("--energy-variance", default="1e-3", help="targets of mclmc")
     parser.add_argument("--tune", type=int, default=1000)
-    parser.add_argument("--precondition", default="adapted", choices=("adapted", "conditional"))
     parser.add_argument("--apart", type=int, default=2, help="blocks of 20 steps, or of 5 trajectories, between draws")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("ranks.npz"))
@@ -178,7 +177,7 @@ def main() -> None:
         label = f"{options.gravity}, {options.mesh}³\ninfer.sample, {options.methods}"
         report(label, sampled(model, options, label))
         return
-    mocks = Mocks(model, jax.random.key(options.seed), options.mocks, precondition=options.precondition)
+    mocks = Mocks(model, jax.random.key(options.seed), options.mocks)
     targets = [float(x) for x in options.energy_variance.split(",")]
     for method in options.methods.split(","):
         for target in targets if method == "mclmc" else targets[:1]:

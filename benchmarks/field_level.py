@@ -38,7 +38,7 @@ class _Spent(Exception):
 
 
 def conditioned(
-    mesh: int, gravity: str, steps: int, precondition: str = "adapted", cell: float = 5.0, devices: int = 1
+    mesh: int, gravity: str, steps: int, cell: float = 5.0, devices: int = 1
 ) -> tuple[infer.Posterior, Any]:
     """The posterior of a mock, and the truth."""
     sigma = float((DENSITY * cell**3) ** -0.5)
@@ -48,7 +48,7 @@ def conditioned(
         model = galaxies(mesh, gravity, cell=cell, sigma=sigma, steps=steps, sd=0.2, devices=devices)
     truth = model.draw(jax.random.key(0), **{name: TRUTH[name] for name in model.priors})
     data = model.mock(jax.random.key(1), truth)
-    return model.condition(data, precondition=None if precondition == "none" else precondition), truth
+    return model.condition(data), truth
 
 
 def sampled(posterior: infer.Posterior, method: Any, options: Any) -> tuple[str, dict[str, Any]]:
@@ -178,7 +178,6 @@ def main() -> None:
     parser.add_argument("--cell", type=float, default=5.0, help="side of a cell [Mpc/h]")
     parser.add_argument("--nbody-steps", type=int, default=5)
     parser.add_argument("--methods", default="mclmc,hmc", help='also nuts; "" for times alone')
-    parser.add_argument("--precondition", default="adapted", choices=("adapted", "conditional", "none"))
     parser.add_argument("--chains", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0, help="of the chains, for the same mock")
     parser.add_argument("--devices", type=int, default=1, help="over which each field is divided")
@@ -199,11 +198,10 @@ def main() -> None:
     if options.compare:
         compare(options.compare)
         return
-    posterior, truth = conditioned(
-        options.mesh, options.gravity, options.nbody_steps, options.precondition, options.cell, options.devices
-    )
+    size = options.cell, options.devices
+    posterior, truth = conditioned(options.mesh, options.gravity, options.nbody_steps, *size)
     device = f"{options.devices} {jax.devices()[0].device_kind}"
-    label = f"{options.gravity}, {options.mesh}³ of {options.cell:g} Mpc/h, {options.precondition}, {device}"
+    label = f"{options.gravity}, {options.mesh}³ of {options.cell:g} Mpc/h, {device}"
     for method in filter(None, options.methods.split(",")):
         told, found = sampled(posterior, method, options)
         print(f"{label}, {told}", flush=True)

@@ -14,8 +14,7 @@ import numpy as np
 
 import pmwd_dist as pmd
 from pmwd_dist import infer
-from pmwd_dist.infer import preconditioner_adaptation as adaptation
-from pmwd_dist.infer.preconditioner_adaptation import Adaptation, changes_of_curvature
+from pmwd_dist.infer.preconditioner_adaptation import Adaptation, adapt, changes_of_curvature, mode_numbers
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.tuning.blocks import run_blocks
 from pmwd_dist.infer.tuning.curvature import at_extremes, largest_curvatures, longest_step
@@ -97,26 +96,16 @@ class Mocks:
       count: of the mocks.
       chains: on each.
       truth: parameters of all mocks; those not given are drawn from their priors.
-      precondition: of the posteriors; those of "adapted" are adapted one by one.
     """
 
-    def __init__(
-        self,
-        model: infer.Model,
-        key: Any,
-        count: int,
-        *,
-        chains: int = 1,
-        truth: Any = None,
-        precondition: str | None = "conditional",
-    ):
+    def __init__(self, model: infer.Model, key: Any, count: int, *, chains: int = 1, truth: Any = None):
         some = np.indices(model.config.mesh_shape)[0] % 2  # in whose place come those of the mocks
-        self.posterior = model.condition(some, precondition=precondition)
+        self.posterior = model.condition(some)
         self.count, self.keys = count, jax.random.split(key, (2, count))
         self.states, self.truth, self.data, self.true_noise = _begin(
             self.keys[0], self.posterior, chains, dict(truth or {})
         )
-        none = adaptation.start(self.posterior)
+        none = self.posterior.preconditioner.adaptation
         self.adaptation = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), none)
         self.first = self.states, self.adaptation
 
@@ -124,8 +113,7 @@ class Mocks:
         """Begin again, and tune a sampler for each mock."""
         self.states, self.adaptation = self.first
         self.length = block_length(steps)
-        positions, adapts = _of(self.states.position, 0), self.adaptation is not None
-        self.schedule = Schedule(positions, steps, method, energy_variance, adapts)
+        self.schedule = Schedule(_of(self.states.position, 0), steps, method, energy_variance)
         self.tunings, self.blocks = [self.schedule.begin()] * self.count, 0
         while not self.schedule.done(self.tunings[0]):
             if self.schedule.next(self.tunings[0]).reevaluates:
@@ -165,17 +153,16 @@ class Mocks:
 
     def _advance(self) -> None:
         """Begin the next stage of all mocks, after an adaptation to what their own chains have shown."""
-        if self.schedule.last(self.tunings[0]).stage.estimates not in ("scales", "preconditioner"):
+        if not self.schedule.last(self.tunings[0]).stage.adapts:
             self.tunings = [self.schedule.advance(state) for state in self.tunings]
             return
         old, positions = self.adaptation, self.states.position
         each = [at_extremes(_of(positions, i), state.numbers) for i, state in enumerate(self.tunings)]
         each = [batches or [_of(positions, i)] * max(map(len, each)) for i, batches in enumerate(each)]
         extremes = [jax.tree.map(lambda *x: jnp.stack(x), *batch) for batch in zip(*each, strict=True)]
-        if old is not None:
-            self.adaptation = self._adapted(old)
-            self.states = self._at(positions, old, 10**6)
-            extremes = [self._at(x, old, 10**6).position for x in extremes]
+        self.adaptation = self._adapted(old)
+        self.states = self._at(positions, old, 10**6)
+        extremes = [self._at(x, old, 10**6).position for x in extremes]
 
         def slopes(flat: Any) -> Any:
             states = self._at(jax.tree.map(lambda x, y: x.reshape(y.shape), flat, positions), self.adaptation, 0)
@@ -193,11 +180,10 @@ class Mocks:
         changes: Any = [None] * self.count
         if self.schedule.last(self.tunings[0]).stage.parameters_move:
             changes = np.asarray(_changes(keys, self.states.position, (self.data, old), self.posterior))
-        modes, host, new = adaptation.mode_numbers(self.posterior), jax.tree.map(np.asarray, old), list[Adaptation]()
+        modes, host, new = mode_numbers(self.posterior), jax.tree.map(np.asarray, old), list[Adaptation]()
         for i, state in enumerate(self.tunings):
-            one, mean = _of(host, i), state.noise / max(state.curvature[-1], 1)
-            kept = state.observed.size > 0
-            new.append(adaptation.adapt(one, state.observed, mean, modes, changes[i]) if kept else one)
+            one, mean = _of(host, i), state.noise / max(state.blocks, 1)
+            new.append(adapt(one, state.observed, mean, modes, changes[i]) if state.blocks else one)
         return jax.tree.map(lambda *x: jnp.asarray(np.stack([np.asarray(y) for y in x])), *new)
 
     def _at(self, positions: Any, old: Any, salt: int) -> Any:
@@ -231,9 +217,9 @@ def _where(fine: Any, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda x, y: jnp.where(fine.reshape(-1, *(1,) * (x.ndim - 1)), x, y), new, old)
 
 
-def conditioned_on(posterior: infer.Posterior, data: Any, adapted: Adaptation | None = None) -> infer.Posterior:
+def conditioned_on(posterior: infer.Posterior, data: Any) -> infer.Posterior:
     """The posterior of other data, whose programs are the same."""
-    return eqx.tree_at(lambda p: p.data, posterior, data).adapted(adapted)
+    return eqx.tree_at(lambda p: p.data, posterior, data)
 
 
 def _numbers(posterior: infer.Posterior, position: Any, logdensity: Any) -> tuple[dict[str, Any], Any]:
@@ -267,7 +253,8 @@ def _moved(keys: Any, positions: Any, data: Any, old: Any, new: Any, posterior: 
     """All chains at the positions of other adaptations, with new directions."""
 
     def mock(key: Any, positions: Any, data: Any, old: Any, new: Any) -> Any:
-        before, after = conditioned_on(posterior, data, old), conditioned_on(posterior, data, new)
+        own = conditioned_on(posterior, data)
+        before, after = own.adapted(old), own.adapted(new)
         keys = jax.random.split(key, positions["noise"].shape[0])
         return jax.vmap(lambda k, z: mclmc.init(k, before.moved(z, after), after.logdensity))(keys, positions)
 
@@ -277,7 +264,11 @@ def _moved(keys: Any, positions: Any, data: Any, old: Any, new: Any, posterior: 
 @eqx.filter_jit
 def _changes(keys: Any, positions: Any, given: Any, posterior: infer.Posterior) -> Any:
     """Changes of the curvature of each mock's noise with its parameters."""
-    return jax.vmap(lambda k, z, x: changes_of_curvature(k, conditioned_on(posterior, *x), z))(keys, positions, given)
+
+    def one(key: Any, positions: Any, given: Any) -> Any:
+        return changes_of_curvature(key, conditioned_on(posterior, given[0]).adapted(given[1]), positions)
+
+    return jax.vmap(one)(keys, positions, given)
 
 
 @eqx.filter_jit
@@ -285,9 +276,8 @@ def _blocks(keys: Any, states: Any, tunings: Any, given: Any, posterior: infer.P
     """A block of all chains of all mocks, whose data and adaptations are given."""
 
     def one(key: Any, states: Any, tuning: Any, given: Any) -> Any:
-        own = conditioned_on(posterior, *given)
-        observe = None if given[1] is None else own.observe
-        return run_blocks(key, states, tuning, method, logdensity=own.logdensity, length=n, observe=observe)
+        own = conditioned_on(posterior, given[0]).adapted(given[1])
+        return run_blocks(key, states, tuning, method, logdensity=own.logdensity, observe=own.observe, length=n)
 
     return jax.vmap(one)(keys, states, tunings, given)
 
@@ -297,7 +287,7 @@ def _look(states: Any, data: Any, adapted: Any, posterior: infer.Posterior) -> A
     """Numbers of all positions, and the white noise of a mock, its mean over chains."""
 
     def mock(states: Any, data: Any, adapted: Any) -> Any:
-        own = conditioned_on(posterior, data, adapted)
+        own = conditioned_on(posterior, data).adapted(adapted)
         numbers, noise = jax.vmap(lambda s: _numbers(own, s.position, s.logdensity))(states)
         return numbers, jnp.mean(noise, axis=0)
 

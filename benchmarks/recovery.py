@@ -90,8 +90,7 @@ def main() -> None:
         plot(options.plot, options.figure)
         return
     began, model = time.perf_counter(), galaxies(options.mesh, options.gravity, steps=options.steps)
-    how: dict[str, Any] = {"chains": options.chains, "truth": TRUTH, "precondition": "adapted"}
-    mocks = Mocks(model, jax.random.key(10), options.mocks, **how)
+    mocks = Mocks(model, jax.random.key(10), options.mocks, chains=options.chains, truth=TRUTH)
     mocks.tune("mclmc", options.tune)
     drawn = mocks.draw(options.blocks, options.seconds)
     away, r_hat = {}, {}

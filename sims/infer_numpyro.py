@@ -17,7 +17,7 @@ forward = infer.LinearField(config, jax_cosmo.Planck15(), bias="b1", line_of_sig
 priors = {"b1": infer.Normal(1.5, 0.5, low=0.1)}
 model = infer.Model(config, forward, priors, infer.Gaussian(sigma=0.5))
 truth = model.draw(jax.random.key(0), b1=1.8)
-posterior = model.condition(model.mock(jax.random.key(1), truth), precondition="conditional")
+posterior = model.condition(model.mock(jax.random.key(1), truth))
 
 # Its sites are standard normal but for a factor, and a sample of them is where the noise is likely to be: NumPyro's own
 # starts may be where the simulation fails. dense_mass stays False: the preconditioner has done that.

@@ -47,7 +47,7 @@ config = pmd.Config(box_size=80.0, mesh_shape=8, a_stop=0.5, decomposition=(1, 1
 forward = infer.LinearField(config, jax_cosmo.Planck15(), bias="b1", line_of_sight="z")
 model = infer.Model(config, forward, {"b1": infer.Normal(1.5, 0.5, low=0.1)}, StudentT(0.4))
 data = model.mock(jax.random.key(1), model.draw(jax.random.key(0), b1=1.8)).at[2, 3, 4].set(50.0)  # an outlier
-posterior = model.condition(data, precondition="conditional")
+posterior = model.condition(data)
 starts = jax.vmap(posterior.initial)(jax.random.split(jax.random.key(2), 2))
 with tempfile.TemporaryDirectory() as folder:
     chain = infer.sample(posterior, starts, key=jax.random.key(3), tuning_steps=400, steps=1000, output=folder)

@@ -18,7 +18,7 @@ config = pmd.Config(box_size=80.0, mesh_shape=8, a_stop=0.5, decomposition=(1, 1
 forward = infer.LinearField(config, jax_cosmo.Planck15(), bias="b1", line_of_sight="z")
 model = infer.Model(config, forward, {"b1": infer.Normal(1.5, 0.5, low=0.1)}, infer.Gaussian(sigma=0.5))
 truth = model.draw(jax.random.key(0), b1=1.8)
-posterior = model.condition(model.mock(jax.random.key(1), truth), precondition="conditional")
+posterior = model.condition(model.mock(jax.random.key(1), truth))
 
 dimensions = 8**3 + 1
 step = partial(mclmc.step, logdensity=posterior.logdensity, L=dimensions**0.5, step_size=0.7 * dimensions**0.5)

@@ -44,12 +44,12 @@ data = model.mock(jax.random.key(1), truth)
 # %% [markdown]
 # ## Chains
 #
-# Every chain needs a start of its own. `precondition="conditional"` rescales each mode by its width in linear theory,
-# so that the sampler sees a posterior that is round. Tuning finds the step size, then the chains run. A result that you
-# publish takes more steps than these.
+# Every chain needs a start of its own. Each mode is rescaled, first by its width in linear theory and then by what the
+# tuning sees, so that the posterior becomes round for the sampler. Tuning also finds the step size, then the chains
+# run. A result that you publish takes more steps than these.
 
 # %%
-posterior = model.condition(data, precondition="conditional")
+posterior = model.condition(data)
 starts = jax.vmap(posterior.initial)(jax.random.split(jax.random.key(2), 4))
 with tempfile.TemporaryDirectory() as folder:
     sizes = {"tuning_steps": 1000, "steps": 1000, "chunk": 100}
@@ -127,7 +127,7 @@ print(len(checks), "statistics; the largest deviation is", f"{checks[worst].z:.1
 
 # %%
 noisy = data + 0.46 * jax.random.normal(jax.random.key(5), data.shape)
-wrong = model.condition(noisy, precondition="conditional")
+wrong = model.condition(noisy)
 checks = infer.check_fit(wrong, noises, parameters, jax.random.key(4))
 worst = max(checks, key=lambda name: abs(checks[name].z))
 print("the largest deviation is", f"{checks[worst].z:.1f} sd in {worst!r}")

@@ -55,7 +55,7 @@ class Model(eqx.Module):
 
     Examples:
       >>> model = infer.Model(config, forward, {"b1": infer.Normal(1.5, 0.5)}, infer.Gaussian(sigma=0.3))
-      >>> posterior = model.condition(data, precondition="conditional")
+      >>> posterior = model.condition(data)
     """
 
     config: Config = eqx.field(static=True)
@@ -145,18 +145,11 @@ class Model(eqx.Module):
         return jax.lax.with_sharding_constraint(jnp.where(fine, data, jnp.nan), self._layout_of_data()[1])
 
     @on_auto_axes
-    def condition(self, data: Any, *, precondition: str | None = None) -> Posterior:
-        """The posterior, given data.
-
-        Args:
-          data: data on the mesh.
-          precondition: "conditional" standardises each mode of the noise by its mean and standard deviation in linear
-            theory, given data and parameters. "adapted" begins with the same, or with the prior without a linear
-            response, and `sample` adapts it to the posterior. None leaves the noise as it is.
+    def condition(self, data: Any) -> Posterior:
+        """The posterior, given data on the mesh, or maps.
 
         Raises:
-          ValueError: data that are impossible under the likelihood, a prior of an unused parameter, or "conditional"
-            with a forward model without a response or a mesh other than the lattice.
+          ValueError: data that are impossible under the likelihood, or a prior of an unused parameter.
 
         Warns:
           UserWarning: constant data.
@@ -171,13 +164,9 @@ class Model(eqx.Module):
             constraint = f"holds {', '.join(unused)}, which neither the forward model nor the likelihood uses"
             remedy = "leave it out, or look at how it is spelled"
             raise ArgumentError("priors", list(self.priors), constraint, remedy)
-        if precondition not in ("conditional", "adapted", None):
-            raise ArgumentError("precondition", precondition, 'must be "conditional", "adapted" or None')
-        adaptable = precondition == "adapted"
-        preconditioner = None if precondition is None else Preconditioner(self, data, adaptable=adaptable)
         if odd:
             warnings.warn(f"data {odd}", stacklevel=3)  # equinox calls methods
-        return Posterior(self, data, preconditioner)
+        return Posterior(self, data, Preconditioner(self))
 
     def _unused(self, data: Array) -> list[str]:
         """Names of the parameters that the density of the data does not use."""
@@ -213,19 +202,20 @@ class Model(eqx.Module):
 class Posterior(eqx.Module):
     """The posterior of a model, given data: a log density of positions, and draws to start from.
 
-    Positions have the structure of `Model`'s. A preconditioner shifts and scales the noise mode by mode, and scales the
-    parameters.
+    Positions have the structure of `Model`'s, in the coordinates of a preconditioner: it shifts and scales the noise
+    mode by mode, and scales the parameters. It begins with linear theory, or with the prior without a linear response
+    or with a mesh other than the lattice, and `sample` adapts it to the posterior. `unwhiten` and `whiten` convert.
 
     Args:
       model: model of the data.
       data: data on the mesh, or maps.
-      preconditioner: preconditioner of noise and parameters, or None.
+      preconditioner: preconditioner of noise and parameters.
       weight: power of the likelihood: 1 for the posterior itself, less in the first stage of a tuning.
     """
 
     model: Model
     data: Array
-    preconditioner: Preconditioner | None
+    preconditioner: Preconditioner
     weight: Array = eqx.field(default_factory=lambda: jnp.ones(()))  # an array, so that nothing compiles again
 
     @on_auto_axes
@@ -251,28 +241,21 @@ class Posterior(eqx.Module):
 
     def white(self, position: Position) -> dict[str, Array]:
         """Whitened parameters of a position."""
-        return self.preconditioner.white(position["parameters"]) if self.preconditioner else position["parameters"]
+        return self.preconditioner.white(position["parameters"])
 
-    def _unwhiten(self, position: Position) -> tuple[Array, dict[str, Array], Array | float]:
+    def _unwhiten(self, position: Position) -> tuple[Array, dict[str, Array], Array]:
         noise, parameters = position["noise"], self.parameters(position)
         noise = lattice_field(noise, self.model.config, "position['noise']")
-        if self.preconditioner is None:
-            return noise, parameters, 0.0
         noise, log_volume = self.preconditioner.noise(self, position | {"noise": noise}, parameters)
         return noise, parameters, log_volume
 
     @on_auto_axes
     def whiten(self, noise: Array, white: Mapping[str, ArrayLike]) -> Position:
         """The position of white noise and whitened parameters."""
-        if self.preconditioner is None:
-            return {"noise": noise, "parameters": dict(white)}
         return self.preconditioner.position(self, noise, {k: jnp.asarray(x) for k, x in white.items()})
 
-    def adapted(self, adaptation: Adaptation | None) -> Posterior:
-        """The posterior with another adaptation of its positions; unchanged for None."""
-        if adaptation is None:
-            return self
-        assert self.preconditioner is not None
+    def adapted(self, adaptation: Adaptation) -> Posterior:
+        """The posterior with another adaptation of its positions."""
         return eqx.tree_at(lambda p: p.preconditioner.adaptation, self, adaptation)
 
     def weighted(self, weight: float | Array) -> Posterior:
@@ -308,7 +291,6 @@ class Posterior(eqx.Module):
     @on_auto_axes
     def observe(self, position: Position, slope: Position) -> tuple[Array, Array]:
         """Observations of a gradient for the adaptation (`Preconditioner.observe`)."""
-        assert self.preconditioner is not None
         return self.preconditioner.observe(self, position, slope)
 
     def moved(self, position: Position, other: Posterior) -> Position:
@@ -321,14 +303,14 @@ class Posterior(eqx.Module):
         """A first position: given parameters and others from a narrower prior, and the noise given these.
 
         Chains from the tails of wide priors can be stuck in other maxima. Whitened parameters are therefore half as far
-        from the medians of their priors as those of a draw. The noise is drawn from its posterior in linear theory with
-        a linear preconditioner (Hoffman & Ribak 1991), and from its prior otherwise.
+        from the medians of their priors as those of a draw. The noise is drawn from its posterior in linear theory
+        (Hoffman & Ribak 1991), and from its prior without a linear response.
         """
         model, given = self.model, whiten(values, self.model.priors)
         draw_key, key = jax.random.split(key)
         position = model.draw_around(draw_key, given)
         noise, numbers = position["noise"], {name: 0.5 * u for name, u in position["parameters"].items()} | given
-        if self.preconditioner is not None and self.preconditioner.linear:
+        if self.preconditioner.linear:
             noise = wiener_draw(key, noise, self, unwhiten(numbers, model.priors))
         return self.whiten(noise, numbers)
 

@@ -49,36 +49,31 @@ class Preconditioner(eqx.Module):
     Args:
       model: model of the data. The method `response(parameters)` of its forward model gives the real ratio of the modes
         of the field to the modes of the noise. The likelihood has the methods `contrast(data, parameters)` and
-        `noise_variance(parameters, config)`. Without these, or if the mesh is not the lattice, an adapted
-        preconditioner begins with the moments of the prior.
-      data: data of the posterior.
-      adaptable: whether chains may change the preconditioner.
-
-    Raises:
-      ValueError: a model without these methods, or a mesh other than the lattice, if chains may not change it.
+        `noise_variance(parameters, config)`. Without these, or if the mesh is not the lattice, the moments are those
+        of the prior until they are adapted.
     """
 
     factor: Float[Array, "p p"] = eqx.field(metadata={"derived": True})
-    adaptation: Adaptation | None
-    linear: bool = eqx.field(static=True)  # whether linear theory gives the moments
+    adaptation: Adaptation
     along: int | None = eqx.field(static=True, metadata={"derived": True})  # axis along which modes differ
 
-    def __init__(self, model: Any, data: Array, *, adaptable: bool = False):
-        forward, config = model.forward, model.config
-        lack = _lack(model)
-        self.linear = lack is None
-        if lack is not None and not adaptable:
-            raise ArgumentError("precondition", None, f"needs {lack}", 'use precondition="adapted"', show_value=False)
-        medians = dict.fromkeys(model.priors, jnp.zeros(()))
-        self.factor = _parameter_scales(model, medians) if self.linear else jnp.eye(len(medians))
-        self.along = None if self.linear else getattr(forward, "along", None)
+    def __init__(self, model: Any):
+        config, medians = model.config, dict.fromkeys(model.priors, jnp.zeros(()))
+        linear = _has_linear_theory(model)
+        self.factor = _parameter_scales(model, medians) if linear else jnp.eye(len(medians))
+        self.along = None if linear else getattr(model.forward, "along", None)
         if self.along not in (None, 0, 1, 2):
             raise ArgumentError("forward.along", self.along, "must be an axis of the box: 0, 1 or 2")
         place = config.decomposition.sharding
-        mean = None if self.linear else jnp.zeros(config.particle_shape, data.dtype, device=place)
+        mean = None if linear else jnp.zeros(config.particle_shape, float, device=place)
         none = Adaptation.none(len(medians), self.band_count)  # on the devices, as later ones are
         none = jax.tree.map(lambda x: to_devices(x, config.decomposition.replicated), none)
-        self.adaptation = replace(none, mean=mean) if adaptable else None
+        self.adaptation = replace(none, mean=mean)
+
+    @property
+    def linear(self) -> bool:
+        """Whether linear theory gives the moments."""
+        return self.adaptation.mean is None
 
     @property
     def band_count(self) -> int:
@@ -91,9 +86,7 @@ class Preconditioner(eqx.Module):
 
     def away(self, parameters: Mapping[str, Array], by: Array) -> dict[str, Array]:
         """Parameters of a position, moved in linear theory's scales."""
-        if self.adaptation is not None:
-            by = _times(jnp.linalg.inv(self.adaptation.factor), by)
-        return _named(_vector(parameters) + by, parameters)
+        return _named(_vector(parameters) + _times(jnp.linalg.inv(self.adaptation.factor), by), parameters)
 
     def white(self, parameters: Mapping[str, Array]) -> dict[str, Array]:
         """Whitened parameters from the parameters of a position."""
@@ -102,18 +95,15 @@ class Preconditioner(eqx.Module):
     def scaled(self, white: Mapping[str, Array]) -> dict[str, Array]:
         """Parameters of a position from whitened parameters."""
         vector = _times(jnp.linalg.inv(self.factor), _vector(white))
-        if self.adaptation is not None:
-            vector = _times(jnp.linalg.inv(self.adaptation.factor), vector)
-        return _named(vector, white)
+        return _named(_times(jnp.linalg.inv(self.adaptation.factor), vector), white)
 
     def in_linear_scales(self, parameters: Mapping[str, Array]) -> Array:
         """Parameters of a position in linear theory's scales, in the order of their names."""
-        vector = _vector(parameters)
-        return vector if self.adaptation is None else _times(self.adaptation.factor, vector)
+        return _times(self.adaptation.factor, _vector(parameters))
 
     def noise(
         self, posterior: Any, position: Mapping[str, Any], parameters: Mapping[str, ArrayLike]
-    ) -> tuple[Array, Array | float]:
+    ) -> tuple[Array, Array]:
         """White noise of a position, and the logarithm of the volume of the scales, up to a constant."""
         z, config = position["noise"], posterior.model.config
         width, mean, volume = self._moments(posterior, position["parameters"], parameters)
@@ -131,14 +121,13 @@ class Preconditioner(eqx.Module):
     def observe(
         self, posterior: Any, position: Mapping[str, Any], slope: Mapping[str, Any]
     ) -> tuple[Float[Array, " n"], Array]:
-        """Packed `Observations` from a gradient of the log density at a position, with an adaptation.
+        """Packed `Observations` from a gradient of the log density at a position.
 
         The second array is x + d log p / dx for the noise x, where the adaptation estimates the mean of the noise.
         """
-        assert self.adaptation is not None
         scaled, parameters, config = position["parameters"], posterior.parameters(position), posterior.model.config
         decomposition = config.decomposition
-        width, mean, _ = self._moments(posterior, scaled, parameters, follow=self.adaptation.mean is not None)
+        width, mean, _ = self._moments(posterior, scaled, parameters, follow=not self.linear)
         slopes, modes = (prfft3d(tree["noise"], decomposition, norm="ortho") for tree in (slope, position))
         size = slope["noise"].size ** 0.5
 
@@ -152,29 +141,25 @@ class Preconditioner(eqx.Module):
             squares=times(slopes),
             parameters=self.in_linear_scales(scaled),
         )
-        if self.adaptation.mean is None:
+        if self.linear:
             return seen.packed(), jnp.zeros(0)
         noise = (modes * width + mean / size + slopes / width).astype(modes.dtype)
         return seen.packed(), pirfft3d(noise, config.particle_shape, decomposition, norm="ortho")
 
     def _moments(
         self, posterior: Any, scaled: Mapping[str, Array], parameters: Mapping[str, ArrayLike], *, follow: bool = True
-    ) -> tuple[Array, Array, Array | float]:
+    ) -> tuple[Array, Array, Array]:
         """Scale and mean of the modes of the noise, and the logarithm of their volume, up to a constant.
 
         The mean follows the parameters, or is fixed at the centre of the adaptation.
         """
-        adaptation, config, volume, width = self.adaptation, posterior.model.config, 0.0, jnp.ones(())
-        if self.linear:
+        adaptation, config = self.adaptation, posterior.model.config
+        if adaptation.mean is None:
             variance, gain = wiener(posterior.model, parameters)
             width, volume = jnp.sqrt(variance), 0.5 * jnp.sum(mode_counts(config, float) * jnp.log(variance))
             mean = gain * prfft3d(_contrast(posterior, parameters), config.decomposition)
         else:
-            assert adaptation is not None
-            assert adaptation.mean is not None
-            mean = prfft3d(adaptation.mean, config.decomposition)
-        if adaptation is None:
-            return width, mean, volume
+            width, volume, mean = jnp.ones(()), 0.0, prfft3d(adaptation.mean, config.decomposition)
         each, u = bands(config, self.along), self.in_linear_scales(scaled)
         stretch = adaptation.stretched(u)
         width = width * each.at(adaptation.scale * jnp.exp(stretch))
@@ -202,16 +187,10 @@ def _contrast(posterior: Any, parameters: Mapping[str, ArrayLike]) -> Array:
     return of_shape(contrast, posterior.data.shape, "likelihood.contrast", "a field")
 
 
-def _lack(model: Any) -> str | None:
-    """What linear theory needs and the model does not have, if anything."""
-    config, likelihood = model.config, model.likelihood
-    if not callable(getattr(model.forward, "response", None)):
-        return "a forward model with a response(parameters)"
-    if not all(callable(getattr(likelihood, name, None)) for name in ("contrast", "noise_variance")):
-        return "a likelihood with a contrast(data, parameters) and a noise_variance(parameters, config)"
-    if config.mesh_shape != config.particle_shape:
-        return f"mesh_shape={config.mesh_shape} to be particle_shape={config.particle_shape}"
-    return None
+def _has_linear_theory(model: Any) -> bool:
+    needed = (model.forward, "response"), (model.likelihood, "contrast"), (model.likelihood, "noise_variance")
+    methods = all(callable(getattr(thing, name, None)) for thing, name in needed)
+    return methods and model.config.mesh_shape == model.config.particle_shape
 
 
 def _vector(numbers: Mapping[str, Array]) -> Array:

@@ -143,11 +143,6 @@ def mode_counts(config: Config, dtype: Any) -> Array:
     return counted_modes(config.particle_shape, config, dtype)[1]
 
 
-def start(posterior: Any) -> Adaptation | None:
-    """The adaptation of a posterior; None without an adapted preconditioner."""
-    return None if posterior.preconditioner is None else posterior.preconditioner.adaptation
-
-
 class Observations(NamedTuple):
     """Statistics of a gradient of the log density, or of gradients along chains with shape (chains, steps, ...).
 

@@ -25,7 +25,6 @@ import numpy as np
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.infer import preconditioner_adaptation as adaptation
 from pmwd_dist.infer.chain import scales
 from pmwd_dist.infer.chain.chain import (
     Chain,
@@ -121,7 +120,7 @@ def sample(
     check_method(method)
     _check_positions(posterior, positions)
     _check_numbers(key, steps, thin, chunk, most_failures)
-    schedule = Schedule(positions, tuning_steps, method, energy_variance, adaptation.start(posterior) is not None)
+    schedule = Schedule(positions, tuning_steps, method, energy_variance)
     how = {"method": method, "energy_variance": energy_variance, "tuning_steps": tuning_steps, "thin": thin}
     how |= {"chunk": chunk, "keep_noise": keep_noise}
     identity = _identity(posterior, positions, key) | identity_of(how)
@@ -160,7 +159,7 @@ def lowered(posterior: Posterior, positions: Position, method: Method, tuning_st
     key, place, nothing = jax.random.key(0), posterior.model.config.decomposition.replicated, cast("Any", None)
     like = eqx.filter_eval_shape(begin, key, positions, posterior, None)
     run: Any = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=place), like)
-    schedule = Schedule(positions, tuning_steps, method, ENERGY_VARIANCE, run.adaptation is not None)
+    schedule = Schedule(positions, tuning_steps, method)
     tuning = ChainTuning(key, run, posterior, schedule, nothing, None, None)
     block, advance = cast("Any", tuning_block), cast("Any", _advance)
     arguments = tuning.block_arguments(schedule.begin())

@@ -2,7 +2,7 @@
 
 The data of seen cells are normal with the covariance sigma8^2 (b1^2 K0 + b1 K1 + K2) + sigma^2 at given parameters.
 
-    python -m tests.infer.exact_marginals --cases 11 --precondition adapted
+    python -m tests.infer.exact_marginals --cases 11
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ def moments(one: Case, points: int = 41) -> dict[str, tuple[float, float]]:
     return found
 
 
-def compared(one: Case, precondition: str | None, seed: int, **options: Any) -> dict[str, dict[str, float]]:
+def compared(one: Case, seed: int, **options: Any) -> dict[str, dict[str, float]]:
     """Shift [standard deviations] and width of each parameter in chains, relative to the exact ones, with errors."""
-    exact, posterior = moments(one), one.model.condition(one.data, precondition=precondition)
+    exact, posterior = moments(one), one.model.condition(one.data)
     starts = jax.vmap(posterior.initial)(jax.random.split(jax.random.key(100 + seed), 4))
     with tempfile.TemporaryDirectory() as folder:
         chain = infer.sample(posterior, starts, key=jax.random.key(200 + seed), output=Path(folder), **options)
@@ -115,7 +115,6 @@ def compared(one: Case, precondition: str | None, seed: int, **options: Any) -> 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cases", default="0,1,2,3,4,5,6,7,8,9,10")
-    parser.add_argument("--precondition", default="adapted")
     parser.add_argument("--method", default="mclmc")
     parser.add_argument("--steps", type=int, default=20000)
     parser.add_argument("--tune", type=int, default=1000)
@@ -126,7 +125,7 @@ def main() -> None:
     for seed in map(int, options.cases.split(",")):
         began, one = time.perf_counter(), case(seed)
         table = compared(
-            one, options.precondition, options.seed, steps=options.steps, chunk=1000, tuning_steps=options.tune,
+            one, options.seed, steps=options.steps, chunk=1000, tuning_steps=options.tune,
             method=options.method, **extra,
         )  # fmt: skip
         energy = table.pop("energy")

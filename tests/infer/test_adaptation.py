@@ -68,19 +68,19 @@ class Finer(Misjudged):
         return 1 + parameters["b1"] * jnp.kron(noise, jnp.ones((2, 2, 2)))
 
 
-def posterior_of(pdims: tuple[int, int], precondition: str | None, kind: Any = Misjudged) -> infer.Posterior:
+def posterior_of(pdims: tuple[int, int], kind: Any = Misjudged) -> infer.Posterior:
     devices = jax.devices()[: math.prod(pdims)]
     cells = 16 if kind is Finer else 8
     config = pmd.Config(80.0, cells, particle_shape=8, decomposition=pmd.Decomposition(pdims, devices))
     priors = {"sd": infer.Normal(0.7, 0.3, low=0.1), "b1": infer.Uniform(0.1, 4.0)}  # not in the order of the alphabet
     model = infer.Model(config, kind(config), priors, infer.Gaussian("sd"))
     data = 1 + np.random.default_rng(0).standard_normal((cells, cells, cells))
-    return model.condition(data, precondition=precondition)
+    return model.condition(data)
 
 
 def some_adaptation(pdims: tuple[int, int] = (1, 1), kind: Any = Misjudged) -> Adaptation:
     rng = np.random.default_rng(1)
-    none = posterior_of(pdims, "adapted", kind).preconditioner.adaptation
+    none = posterior_of(pdims, kind).preconditioner.adaptation
     n = len(none.scale)
     numbers = 0.5 + rng.random(n), *0.2 * rng.standard_normal((2, 2, n)), rng.random(2), rng.random((2, 2))
     field = rng.standard_normal((8, 8, 8))
@@ -118,18 +118,16 @@ def position_of(seed: int) -> Any:
     return {"noise": noise, "parameters": {name: jnp.asarray(rng.standard_normal()) for name in NAMES}}
 
 
-@pytest.mark.parametrize(
-    ("kind", "plain"), [(Misjudged, "conditional"), (Silent, None), (Finer, None), (Projected, None)]
-)
-def test_adapted_positions_have_the_same_posterior(kind: Any, plain: str | None) -> None:
-    adapted = posterior_of((1, 1), "adapted", kind).adapted(some_adaptation(kind=kind))
-    conditional = posterior_of((1, 1), plain, kind)
+@pytest.mark.parametrize("kind", [Misjudged, Silent, Finer, Projected])
+def test_adapted_positions_have_the_same_posterior(kind: Any) -> None:
+    plain = posterior_of((1, 1), kind)
+    adapted = plain.adapted(some_adaptation(kind=kind))
     differences = list[float]()
     for seed in range(3):
         value, slope, shown, informed = run(adapted, position_of(seed))
-        moved, back = move(adapted, conditional, position_of(seed))
-        other, slope_there = density(conditional, moved)
-        volume = float(volume_of(adapted, position_of(seed)) - volume_of(conditional, moved))
+        moved, back = move(adapted, plain, position_of(seed))
+        other, slope_there = density(plain, moved)
+        volume = float(volume_of(adapted, position_of(seed)) - volume_of(plain, moved))
         differences.append(float(value - other) - volume)
         for x, y in zip(jax.tree.leaves(back), jax.tree.leaves(position_of(seed)), strict=True):
             np.testing.assert_allclose(x, y, atol=1e-8)
@@ -144,14 +142,14 @@ def test_adapted_positions_have_the_same_posterior(kind: Any, plain: str | None)
         np.testing.assert_allclose(np.sum(shown.squares), np.sum(np.asarray(slope["noise"]) ** 2), rtol=1e-8)
         along = np.sum(slope["noise"] * position_of(seed)["noise"])
         np.testing.assert_allclose(np.sum(shown.spreads), 8**3 + along, rtol=1e-8)
-        if plain is None:  # positions there are the noise itself
+        if kind is not Misjudged:  # positions of the other are the noise itself
             np.testing.assert_allclose(informed, moved["noise"] + slope_there["noise"], atol=1e-8)
     # But for a constant of the parameters' scales.
     np.testing.assert_allclose(differences, differences[0], atol=1e-8)
 
 
 def test_without_linear_theory_adaptation_begins_with_the_prior() -> None:
-    posterior = posterior_of((1, 1), "adapted", Silent)
+    posterior = posterior_of((1, 1), Silent)
     position = posterior.initial(jax.random.key(0), b1=1.0, sd=0.5)
     noise, numbers = posterior.unwhiten(position)
     np.testing.assert_allclose(position["noise"], noise, atol=1e-12)
@@ -182,7 +180,7 @@ def band_counts(cell: float = 10.0) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", [Misjudged, Silent])
 def test_observed_sums_are_derivatives_of_the_gradient_by_a_shift(kind: Any) -> None:
-    posterior = posterior_of((1, 1), "adapted", kind)
+    posterior = posterior_of((1, 1), kind)
     adaptation = eqx.tree_at(lambda a: a.factor, some_adaptation(kind=kind), jnp.eye(2))
     plain = eqx.tree_at(lambda a: a.shift, adaptation, 0 * adaptation.shift)
     centre = dict(zip(NAMES, adaptation.centre, strict=True))  # where both have the same noise
@@ -199,8 +197,8 @@ def test_observed_sums_are_derivatives_of_the_gradient_by_a_shift(kind: Any) -> 
 
 @pytest.mark.parametrize("kind", [Misjudged, Silent])
 def test_adaptation_of_divided_fields_is_the_same_and_gathers_none(kind: Any) -> None:
-    expected = run(posterior_of((1, 1), "adapted", kind).adapted(some_adaptation(kind=kind)), position_of(0))
-    divided = posterior_of((2, 2), "adapted", kind).adapted(some_adaptation((2, 2), kind))
+    expected = run(posterior_of((1, 1), kind).adapted(some_adaptation(kind=kind)), position_of(0))
+    divided = posterior_of((2, 2), kind).adapted(some_adaptation((2, 2), kind))
     program = run.lower(divided, position_of(0)).compile()
     text = program.compiled.as_text()
     assert "all-to-all" in text or "collective-permute" in text
@@ -211,7 +209,7 @@ def test_adaptation_of_divided_fields_is_the_same_and_gathers_none(kind: Any) ->
 
 def test_programs_of_a_tuning_gather_no_field() -> None:
     """Blocks that observe, changes of curvature and the change of positions, on pencils."""
-    posterior = posterior_of((2, 2), "adapted", Projected)
+    posterior = posterior_of((2, 2), Projected)
     positions = jax.jit(jax.vmap(posterior.initial))(jax.random.split(jax.random.key(0), 2))
     begun = loop.begin(jax.random.key(1), positions, posterior, None)
     other, positions = posterior.adapted(some_adaptation((2, 2), Projected)), begun.states.position
@@ -234,7 +232,7 @@ def test_programs_of_a_tuning_gather_no_field() -> None:
 @pytest.mark.parametrize("pdims", [(1, 1), (2, 2)])
 def test_curvature_follows_the_parameters_as_mocks_show(pdims: tuple[int, int]) -> None:
     """Of data b1 x + sd n modes have the curvature 1 + (b1 / sd)^2; linear theory knows how its widths change."""
-    posterior = posterior_of(pdims, "adapted", Silent)
+    posterior = posterior_of(pdims, Silent)
     start = posterior.initial(jax.random.key(1), b1=1.5, sd=0.6)
     positions = jax.tree.map(lambda x: jnp.stack([x] * 3), start)
     changes = np.asarray(changes_of_curvature(jax.random.key(0), posterior, positions))
@@ -247,7 +245,7 @@ def test_curvature_follows_the_parameters_as_mocks_show(pdims: tuple[int, int]) 
     seen = band_counts() > 20
     np.testing.assert_allclose(changes[:, seen], expected[:, None] * np.ones(seen.sum()), atol=0.1)
     assert np.abs(expected).max() > 0.3
-    known = posterior_of(pdims, "adapted", Misjudged)
+    known = posterior_of(pdims, Misjudged)
     assert not np.any(np.asarray(changes_of_curvature(jax.random.key(0), known, positions)))
 
 
@@ -297,7 +295,7 @@ def test_a_run_that_adapts_draws_the_posterior_and_goes_on_to_the_same_bits(
     prior, sigma = infer.Normal(1.5, 0.3), 0.3
     model = infer.Model(config, Misjudged(config), {"b1": prior}, infer.Gaussian(sigma))
     data = 1 + 1.7 * np.random.default_rng(0).standard_normal((4, 4, 4))
-    posterior = model.condition(data, precondition="adapted")
+    posterior = model.condition(data)
     starts = jax.vmap(posterior.initial)(jax.random.split(jax.random.key(1), 2))
     options: dict[str, Any] = {"key": jax.random.key(2), "tuning_steps": 400, "chunk": 200}
     chain = infer.sample(posterior, starts, steps=1200, output=tmp_path / "whole", **options)
@@ -343,7 +341,7 @@ def test_projected_modes_follow_an_amplitude_without_bias(tmp_path: Path) -> Non
     config = pmd.Config(80.0, 8, decomposition=(1, 1))
     model = infer.Model(config, Projected(config), {"b1": infer.Normal(1.0, 0.5, low=0.1)}, infer.Gaussian(1.0))
     data = model.mock(jax.random.key(1), model.draw(jax.random.key(0), b1=1.3))
-    posterior = model.condition(data, precondition="adapted")
+    posterior = model.condition(data)
     starts = jax.jit(jax.vmap(posterior.initial))(jax.random.split(jax.random.key(1), 4))
     options: dict[str, Any] = {"key": jax.random.key(2), "tuning_steps": 600, "chunk": 500}
     chain = infer.sample(posterior, starts, steps=2000, output=tmp_path, **options)
@@ -368,7 +366,7 @@ def test_projected_modes_follow_an_amplitude_without_bias(tmp_path: Path) -> Non
 def test_mocks_are_adapted_one_by_one_to_posteriors_that_stay_calibrated() -> None:
     config = pmd.Config(box_size=80.0, mesh_shape=4, decomposition=(1, 1))
     model = infer.Model(config, Misjudged(config), {"b1": infer.Normal(1.5, 0.3, low=0.5)}, infer.Gaussian(0.3))
-    mocks = Mocks(model, jax.random.key(5), 32, precondition="adapted")
+    mocks = Mocks(model, jax.random.key(5), 32)
     mocks.tune("mclmc", 400)
     scales = np.asarray(mocks.adaptation.scale)
     assert len(np.unique(scales, axis=0)) == 32
@@ -378,7 +376,7 @@ def test_mocks_are_adapted_one_by_one_to_posteriors_that_stay_calibrated() -> No
     p = {name: uniformity(x) for name, x in ranks(mocks.truth, drawn, 2).items()}
     assert p["b1"] > 0.01 and p["log density"] > 0.01 and p["noise in a cell"] > 0.01
     state = jax.tree.map(lambda x: x[7, 0], mocks.states)
-    own = model.condition(mocks.data[7], precondition="adapted").adapted(jax.tree.map(lambda x: x[7], mocks.adaptation))
+    own = model.condition(mocks.data[7]).adapted(jax.tree.map(lambda x: x[7], mocks.adaptation))
     aside = mocks.lengths()[7, 1] ** 2 / 24 / 65  # kicks are beside the positions
     kicked = jax.tree.map(lambda x, g: x - aside * g, state.position, state.logdensity_grad)
     value = float(eqx.filter_jit(lambda posterior, z: posterior.logdensity(z))(own, kicked))

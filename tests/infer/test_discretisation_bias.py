@@ -19,7 +19,7 @@ def test_chains_start_over_with_a_correction_of_their_bias(tmp_path: Path) -> No
     config = pmd.Config(box_size=80.0, mesh_shape=8, decomposition=(1, 1))
     model = infer.Model(config, test_adaptation.Misjudged(config), {"b1": infer.Normal(1.5, 0.3)}, infer.Gaussian(0.3))
     data = 1 + 1.7 * np.random.default_rng(0).standard_normal((8, 8, 8))
-    posterior = model.condition(data, precondition="adapted")
+    posterior = model.condition(data)
     starts = jax.vmap(posterior.initial)(jax.random.split(jax.random.key(1), 4))
     told = list[infer.Progress]()
     options: dict[str, Any] = {"key": jax.random.key(2), "tuning_steps": 600, "chunk": 250, "output": tmp_path}

@@ -23,7 +23,7 @@ def posterior_of(decomposition: pmd.Decomposition, cosmo: Any) -> infer.Posterio
     observable = infer.LagrangianGalaxies(b1="b1", line_of_sight="z")
     forward = infer.Simulation(config, cosmo, observable=observable)
     model = infer.Model(config, forward, {"b1": infer.Normal(1.5, 0.5)}, infer.Gaussian(0.5))
-    return model.condition(1 + np.random.default_rng(0).standard_normal((8, 8, 8)), precondition="adapted")
+    return model.condition(1 + np.random.default_rng(0).standard_normal((8, 8, 8)))
 
 
 def begun(posterior: infer.Posterior) -> Run:

@@ -23,7 +23,7 @@ def posterior_of(decomposition: pmd.Decomposition, cosmo: Any) -> tuple[infer.Po
     forward = infer.LinearField(config, cosmo, bias="b1")
     model = infer.Model(config, forward, {"b1": infer.Normal(1.5, 0.5)}, infer.Gaussian(0.5))
     data = 1 + np.random.default_rng(0).standard_normal((8, 8, 8))
-    posterior = model.condition(data, precondition="conditional")
+    posterior = model.condition(data)
     return posterior, model.draw(jax.random.key(0), b1=1.2)
 
 

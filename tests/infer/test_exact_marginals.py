@@ -11,7 +11,7 @@ import pytest
 def test_default_chains_have_the_exact_marginals() -> None:
     """Widths to 3 %, shifts to 0.05 standard deviations, within errors. A warning of `sample` is an error here."""
     options = {"steps": 2500, "chunk": 500, "tuning_steps": 1000}
-    table = exact_marginals.compared(exact_marginals.case(0), "adapted", seed=0, **options)
+    table = exact_marginals.compared(exact_marginals.case(0), seed=0, **options)
     for name in ("b1", "sigma8"):
         row = table[name]
         assert row["rhat"] < 1.02

@@ -34,7 +34,7 @@ def exact_draws(posterior: infer.Posterior, key: Any, count: int) -> Any:
 
 
 def checks_of(model: infer.Model, data: Any, seed: int = 0, draws: int = DRAWS) -> dict[str, infer.Check]:
-    posterior = model.condition(data, precondition="conditional")
+    posterior = model.condition(data)
     return check_fit(posterior, exact_draws(posterior, jax.random.key(seed), draws), {}, jax.random.key(seed + 1))
 
 
@@ -162,7 +162,7 @@ def test_too_coarse_a_lattice_is_found(tmp_path: Path) -> None:
     for truth in (counts("nbody", 32), model):
         keys = jax.random.split(jax.random.key(0), 4)
         data = truth.mock(keys[1], truth.draw(keys[0], sigma8=0.8159, b1=0.8))
-        posterior = model.condition(data, precondition="adapted")
+        posterior = model.condition(data)
         starts = jax.vmap(posterior.initial)(jax.random.split(keys[2]))
         options: Any = {"steps": 300, "tuning_steps": 300, "chunk": 25, "keep_noise": True}
         chain = infer.sample(posterior, starts, key=keys[3], output=tmp_path / str(len(found)), **options)

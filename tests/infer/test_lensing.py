@@ -140,12 +140,6 @@ def test_noise_follows_the_number_of_galaxies_in_a_pixel(one_device: Any) -> Non
             lambda f: infer.ShapeNoise(f, 1.0).check([np.ma.masked_less(np.eye(4), 1)] * 2, f.config),
             "data is a masked array of NumPy",
         ),
-        (
-            lambda f: infer.Model(f.config, f, PRIORS, infer.ShapeNoise(f, 1.0)).condition(
-                np.zeros(f.shape), precondition="conditional"
-            ),
-            "needs a forward model with a response",
-        ),
     ],
 )
 def test_wrong_arguments_are_refused(one_device: Any, make: Any, message: str) -> None:

@@ -88,10 +88,10 @@ def test_chains_leave_negative_cells_in_steps_of_small_error() -> None:
     """Linear theory in cells of 10 Mpc/h: the starts predict galaxies in many cells as negative."""
     config = pmd.Config(box_size=80.0, mesh_shape=8, decomposition=(1, 1))
     forward = infer.LinearField(config, problems.cosmology(), bias=1.8)
-    model = infer.Model(config, forward, {}, infer.Poisson(2.0))
+    alone = infer.Model(config, lambda *x: forward(*x), {}, infer.Poisson(2.0))  # without its response
     rng = np.random.default_rng(0)
     data = rng.poisson(2 * np.exp(0.8 * rng.standard_normal((8, 8, 8)) - 0.32)).astype(float)
-    posterior = model.condition(data)
+    posterior = alone.condition(data)  # whose positions are the noise
 
     @jax.jit
     def chain(key: Any) -> Any:

@@ -57,7 +57,7 @@ def sampled(cosmo: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[infer
     rng = np.random.default_rng(0)
     white, noise = rng.standard_normal((2, *SHAPE))
     data = 1 + np.fft.ifftn(1.8 * amplitude * np.fft.fftn(white)).real + SIGMA * noise
-    posterior = model.condition(data, precondition="conditional")
+    posterior = model.condition(data)
     positions = {
         "noise": jnp.asarray(rng.standard_normal((CHAINS, *SHAPE))),
         "parameters": {"b1": jnp.asarray(rng.standard_normal(CHAINS))},

@@ -33,7 +33,7 @@ def linear(request: pytest.FixtureRequest, cosmo: Any) -> infer.Posterior:
     config, likelihood = configure(), infer.Gaussian(SIGMA, k_max=request.param)
     model = infer.Model(config, infer.LinearField(config, cosmo, bias=BIAS), {}, likelihood)
     data = 1 + np.random.default_rng(0).standard_normal(SHAPE)  # any data have a posterior
-    return model.condition(data, precondition="conditional")
+    return model.condition(data)
 
 
 def wiener(posterior: infer.Posterior, cosmo: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -89,7 +89,7 @@ def everything(pdims: tuple[int, int], cosmo: Any) -> tuple[Any, ...]:
     config = configure(pdims, mesh_shape=8)
     model = free(config, infer.LinearField(config, cosmo, bias="b1", line_of_sight="z"))
     data = model.mock(jax.random.key(1), model.draw(jax.random.key(0), b1=1.8))
-    posterior = model.condition(data, precondition="conditional")
+    posterior = model.condition(data)
     position = posterior.initial(jax.random.key(2), b1=1.8)
     return config, data, position
 
@@ -131,7 +131,7 @@ def test_conditional_positions_decorrelate_field_and_parameters(cosmo: Any) -> N
     priors = {"sd": infer.Normal(0.7, 0.3, low=0.1), "b1": infer.Uniform(0.1, 4.0)}  # not in the order of the alphabet
     model = infer.Model(config, infer.LinearField(config, cosmo, bias="b1"), priors, infer.Gaussian("sd", k_max=k_max))
     rng = np.random.default_rng(0)
-    posterior = model.condition(1 + rng.standard_normal((8, 8, 8)), precondition="conditional")
+    posterior = model.condition(1 + rng.standard_normal((8, 8, 8)))
     positions = {"noise": rng.standard_normal((2, 8, 8, 8)), "parameters": {n: rng.standard_normal(2) for n in names}}
 
     @eqx.filter_jit
@@ -178,7 +178,7 @@ def test_gradients_agree_with_differences(cosmo: Any) -> None:
     galaxies = infer.LagrangianGalaxies(b1="b1", line_of_sight="z")
     model = free(config, infer.Simulation(config, cosmo, observable=galaxies))
     position, rng, step = model.draw(jax.random.key(0), b1=0.8), np.random.default_rng(5), 1e-6
-    posterior = model.condition(1 + rng.standard_normal((8, 8, 8)), precondition="conditional")
+    posterior = model.condition(1 + rng.standard_normal((8, 8, 8)))
     direction = {"noise": rng.standard_normal((8, 8, 8)), "parameters": {"b1": np.asarray(0.5)}}
     (_, slope), _ = evaluate(posterior, position)
     ends = [jax.tree.map(lambda x, d, h=h: x + h * d, position, direction) for h in (step, -step)]
@@ -294,6 +294,22 @@ class Bare:
         """All data can be."""
 
 
+def test_positions_are_the_noise_without_linear_theory(cosmo: Any) -> None:
+    """Of the forward model or the likelihood, or on the lattice; until `sample` adapts them."""
+    config, finer = configure(), configure(particle_shape=(4, 3, 2))
+    linear, simulation = infer.LinearField(config, cosmo), infer.Simulation(finer, cosmo, gravity="lpt")
+
+    def away(config: pmd.Config, forward: Any, likelihood: Any) -> float:
+        posterior = infer.Model(config, forward, {}, likelihood).condition(np.arange(192.0).reshape(SHAPE))
+        position = posterior.model.draw(jax.random.key(0))
+        return float(np.abs(posterior.unwhiten(position)[0] - position["noise"]).max())
+
+    assert away(config, linear, infer.Gaussian(1.0)) > 1
+    assert away(config, lambda noise, _: noise, infer.Gaussian(1.0)) < 1e-12
+    assert away(config, linear, Bare()) < 1e-12
+    assert away(finer, simulation, infer.Gaussian(1.0)) < 1e-12
+
+
 def test_wrong_models_are_refused(cosmo: Any) -> None:
     both = {"b1": infer.Uniform(0.1, 4.0), "bias": infer.Uniform(0.1, 4.0)}
     config = configure()
@@ -308,15 +324,6 @@ def test_wrong_models_are_refused(cosmo: Any) -> None:
     priors = {"Omega_m": infer.Uniform(0.1, 0.5), "Omega_c": infer.Uniform(0.1, 0.5)}
     with pytest.raises(ValueError, match="both Omega_m and Omega_c"):
         infer.Model(config, lambda noise, _: noise, priors, infer.Gaussian(1.0))
-    model = infer.Model(config, lambda noise, _: noise, {}, infer.Gaussian(1.0))
-    with pytest.raises(ValueError, match="needs a forward model with a response"):
-        model.condition(np.ones(SHAPE), precondition="conditional")
-    bare = infer.Model(config, infer.LinearField(config, cosmo), {}, Bare())
-    with pytest.raises(ValueError, match=r'likelihood with a contrast.* and a noise_variance.*; use precondition="ada'):
-        bare.condition(np.arange(192.0).reshape(SHAPE), precondition="conditional")
-    assert not bare.condition(np.arange(192.0).reshape(SHAPE), precondition="adapted").preconditioner.linear
-    with pytest.raises(ValueError, match='precondition=.* must be "conditional", "adapted" or None'):
-        model.condition(np.ones(SHAPE), precondition="diagonal")
     misspelled = infer.Model(config, lambda noise, p: 1 + noise * p["b1"], both, infer.Gaussian(1.0))
     with pytest.raises(ValueError, match=r"priors=.* holds bias, which neither .* uses; leave it out, or look at how"):
         misspelled.condition(np.arange(192.0).reshape(SHAPE))
@@ -384,7 +391,7 @@ def test_wrong_shapes_from_user_functions_are_refused(message: str, cosmo: Any) 
     position = model.draw(jax.random.key(0))
 
     def use() -> None:
-        posterior = model.condition(np.arange(192.0).reshape(SHAPE), precondition=None if forward else "conditional")
+        posterior = model.condition(np.arange(192.0).reshape(SHAPE))
         eqx.filter_jit(posterior.logdensity)(position)
         model.mock(jax.random.key(1), position)
 
@@ -432,8 +439,8 @@ def test_a_linear_field_does_not_depend_on_the_orientation_of_the_lattice() -> N
 
 def test_starts_are_closer_to_the_medians_than_the_prior(cosmo: Any) -> None:
     model = free(configure((1, 1), mesh_shape=8), infer.LinearField(configure((1, 1), mesh_shape=8), cosmo, bias="b1"))
-    posterior = model.condition(np.random.default_rng(0).standard_normal((8, 8, 8)), precondition=None)
+    posterior = model.condition(np.random.default_rng(0).standard_normal((8, 8, 8)))
     u = np.asarray(
-        jax.vmap(lambda key: posterior.initial(key)["parameters"]["b1"])(jax.random.split(jax.random.key(4), 400))
+        jax.vmap(lambda key: posterior.white(posterior.initial(key))["b1"])(jax.random.split(jax.random.key(4), 400))
     )
     assert abs(u.std() - 0.5) < 5 * 0.5 / math.sqrt(800) and abs(u.mean()) < 5 * 0.5 / math.sqrt(400)

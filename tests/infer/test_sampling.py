@@ -23,8 +23,9 @@ import pmwd_dist as pmd
 from benchmarks.calibration import ranks, uniformity
 from benchmarks.mocks import Mocks
 from pmwd_dist import infer
-from pmwd_dist.infer import sampling
+from pmwd_dist.infer import sampling, trees
 from pmwd_dist.infer.chain import export
+from pmwd_dist.infer.chain.chain import restored
 from pmwd_dist.infer.chain.diagnostics import StepErrors
 from pmwd_dist.infer.chain.folder import ChainFolder, identity_of
 from pmwd_dist.infer.preconditioner_adaptation import BANDS
@@ -231,7 +232,8 @@ def test_adjusted_samplers_draw_alike_on_divided_fields_and_gather_none(method: 
     def draw(posterior: infer.Posterior, positions: Any) -> Any:
         keys = jax.random.split(jax.random.key(3), 2)
         states = jax.vmap(lambda key, z: mclmc.init(key, z, posterior.logdensity))(keys, positions)
-        moved, block = run_blocks(keys[0], states, tuning, method, logdensity=posterior.logdensity, length=5)
+        of = {"logdensity": posterior.logdensity, "observe": posterior.observe}
+        moved, block = run_blocks(keys[0], states, tuning, method, length=5, **of)
         return states.logdensity, moved.position, moved.logdensity, block.energy_change
 
     single, divided = (posterior_of(pdims=own, b1=infer.Normal(1.5, 0.2)) for own in ((1, 1), (2, 2)))
@@ -246,7 +248,7 @@ def test_adjusted_samplers_draw_alike_on_divided_fields_and_gather_none(method: 
 def test_ranks_detect_overdispersed_data() -> None:
     """Simulation-based calibration over 24 mocks; of data that are right it is in `test_adaptation`."""
     model = posterior_of(b1=infer.Normal(1.5, 0.3, low=0.5)).model
-    mocks = Mocks(model, jax.random.key(5), 24, precondition=None)
+    mocks = Mocks(model, jax.random.key(5), 24)
     mocks.data = 1 + 1.4 * (mocks.data - 1)
     mocks.tune("mclmc", 160)
     assert uniformity(ranks(mocks.truth, mocks.draw(19), 2)["b1"]) < 1e-4
@@ -273,7 +275,7 @@ def test_a_chain_of_another_model_is_not_continued(run: tuple[Any, ...], tmp_pat
     other = posterior_of(c=infer.Normal(1.5, 0.3))
     with pytest.raises(ValueError, match=r"has a chain with priors=.*sd=0.2.*, not .*sd=0.3.*; use another folder"):
         infer.sample(other, starts(other), steps=600, output=copy, keep_noise=True, **OPTIONS)
-    moved = infer.Posterior(posterior.model, posterior.data + 1, None)
+    moved = infer.Posterior(posterior.model, posterior.data + 1, posterior.preconditioner)
     with pytest.raises(ValueError, match=r"has a chain with data=float64\[4, 4, 4\]:"):
         infer.sample(moved, starts(posterior), steps=600, output=copy, keep_noise=True, **OPTIONS)
 
@@ -290,42 +292,57 @@ def test_moments_agree_with_the_posterior(run: tuple[Any, ...]) -> None:
     assert c["ess_bulk"] > 30 and c["sd"] == pytest.approx(0.2, rel=0.4)
 
 
-def tuning(folder: Path) -> list[np.ndarray]:
-    """Numbers that the tuning of a chain has found."""
+def tuning(folder: Path) -> tuple[np.ndarray, ...]:
+    """L and the step size that the tuning of a chain has found."""
     state = read_arrays(folder / "state.npz")
-    masses = "tuning/inverse_mass_matrix/"
-    return [state[name] for name in ("tuning/L", "tuning/step_size", f"{masses}noise", f"{masses}parameters/c")]
+    return state["tuning/L"], state["tuning/step_size"]
 
 
-def test_tuning_finds_masses_and_the_energy_error_that_it_aims_at(run: tuple[Any, ...]) -> None:
-    _, folder, chain = run
+def adapted(posterior: infer.Posterior, folder: Path) -> infer.Posterior:
+    """The posterior that a chain has sampled."""
+    state, none = read_arrays(folder / "state.npz"), posterior.preconditioner.adaptation
+    found = {name.removeprefix("adaptation/"): x for name, x in state.items() if name.startswith("adaptation/")}
+    return posterior.adapted(restored(found, none))
+
+
+def test_tuning_finds_scales_and_the_energy_error_that_it_aims_at(run: tuple[Any, ...]) -> None:
+    """A curvature is scaled to its root: of 10 for the modes, and of the prior plus as much again for c."""
+    posterior, folder, chain = run
     errors = infer.energy_errors(chain.energy_change, 65)
     assert 1e-3 / 5 < errors["variance"] < 1e-3 * 1.5
-    L, step_size, of_noise, of_c = tuning(folder)
-    assert np.sqrt(of_noise) == pytest.approx(1 / np.sqrt(1 + (BIAS / SIGMA) ** 2), rel=0.35)
-    assert np.sqrt(of_c) == pytest.approx(1.0, rel=0.6)
+    (L, step_size), found = tuning(folder), adapted(posterior, folder).preconditioner
+    modes = found.sums(jnp.ones(()), posterior.model.config)
+    scale = np.average(found.adaptation.scale, weights=modes)
+    assert scale == pytest.approx((1 + (BIAS / SIGMA) ** 2) ** -0.25, rel=0.1)
+    assert float(abs(found.adaptation.factor[0, 0])) == pytest.approx(2**-0.25, rel=0.3)
     assert L / np.sqrt(65) == pytest.approx(4) and step_size <= L
 
 
 def test_log_densities_agree_with_the_posterior(run: tuple[Any, ...]) -> None:
     """To second order in the step.
 
-    Draws are aside of where the density was evaluated, x = y + e m g(y). What the slope g there says of it leaves out
-    half of e^2 m^2 A g^2, of a normal posterior with the precision A exactly.
+    Draws are aside of the point y where the density was evaluated, x = y + e g(y). What the slope g there says of the
+    density at x leaves out half of e^2 g A g, for the curvature A.
     """
     posterior, folder, chain = run
-    _, step_size, of_noise, of_c = tuning(folder)
-    aside = step_size**2 / 24 / 65
-    last = chain.parameters["c"][:, 49::50].T  # of the last draws of chunks
-    precision = 1 + (BIAS / SIGMA) ** 2
-    away = np.asarray(chain.noise) - BIAS / SIGMA**2 / precision * (np.asarray(posterior.data) - 1)
-    slope = precision * away / (1 - aside * of_noise * precision)
-    of_parameter = (last - 1.5) / 0.2 / (1 - aside * of_c)
-    left_out = precision * np.sum((of_noise * slope) ** 2, axis=(2, 3, 4)) + (of_c * of_parameter) ** 2
-    white = {"c": jnp.asarray((last - 1.5) / 0.2)}
-    density = jax.vmap(jax.vmap(lambda noise, white: posterior.logdensity({"noise": noise, "parameters": white})))
-    expected = density(jnp.asarray(chain.noise, float), white)
-    np.testing.assert_allclose(chain.logdensity[:, 49::50].T, expected + 0.5 * aside**2 * left_out, atol=1e-4)
+    sampled, aside = adapted(posterior, folder), tuning(folder)[1] ** 2 / 24 / 65
+    white = (chain.parameters["c"][:, 49::50].T - 1.5) / 0.2  # of the last draws of chunks
+    slope = jax.grad(sampled.logdensity)
+
+    @jax.jit
+    @jax.vmap
+    @jax.vmap
+    def expected(noise: Any, white: Any) -> Any:
+        draw = sampled.whiten(noise, {"c": white})
+        kick = jax.lax.fori_loop(0, 30, lambda _, kick: trees.add(draw, -aside, slope(kick)), draw)
+        first_order = sampled.logdensity(kick) + aside * trees.dot(slope(kick), slope(kick))
+        bent = trees.dot(slope(kick), trees.add(slope(kick), -1, slope(draw)))
+        return first_order, sampled.logdensity(draw) + 0.5 * aside * bent, bent
+
+    first_order, second_order, bent = map(np.asarray, expected(jnp.asarray(chain.noise, float), white))
+    np.testing.assert_allclose(chain.logdensity[:, 49::50].T, first_order, atol=1e-4)
+    assert np.all(aside * bent > 0.01)  # so that the next line says something
+    np.testing.assert_allclose(first_order, second_order, atol=1e-4)
 
 
 @pytest.fixture

@@ -29,7 +29,6 @@ b1 = { kind = "normal", mean = 1.5, sd = 0.5, low = 0.1 }
 [start]
 begin = "prior"
 [sampler]
-precondition = "none"
 chains = 2
 tuning_steps = 40
 energy_variance = 2e-4

@@ -39,7 +39,12 @@ WRONG = {
     "sampler.energy_variance: is a target of mclmc, and hmc is tuned for its acceptance": ["sampler.method=hmc"],
     "sampler.stepz = 3: unknown key; did you mean sampler.steps?": ["sampler.stepz=3"],
     "sampler.tune = 60: unknown key; did you mean sampler.tuning_steps?": ["sampler.tune=60"],
-    'start.begin = "wiener": needs sampler.precondition': ["start.begin=wiener"],
+    'start.begin = "wiener": linear theory has none with box.particles other than box.mesh; use begin = "prior"': [
+        "start.begin=wiener",
+        "model.gravity=lpt",
+        "box.mesh=8",
+        "box.particles=4",
+    ],
     "likelihood.sigma = 0: must be a number greater than 0, or name a file": ["likelihood.sigma=0"],
     "likelihood.k_max: can't be used with a file of likelihood.sigma": [
         "likelihood.sigma=noise.h5:/sigma",

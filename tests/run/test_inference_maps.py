@@ -62,12 +62,9 @@ def test_maps_of_lensing_are_data(tmp_path: Path) -> None:
         "likelihood.density: missing; add for example": LENSING.replace("density = [10.0, 20.0]", ""),
         "light is bent by all matter": LENSING.replace('bias = "none"', 'bias = "lagrangian"'),
         "a light cone is filled during a run": LENSING.replace('bias = "none"', 'bias = "none"\ngravity = "lpt"'),
-        "sampler.precondition: linear theory has none with likelihood.kind": LENSING.replace(
-            'precondition = "none"', 'precondition = "conditional"'
-        ),
         'start.begin = "wiener": linear theory has none with likelihood.kind': LENSING.replace(
-            'precondition = "none"', 'precondition = "adapted"'
-        ).replace('begin = "prior"', 'begin = "wiener"'),
+            'begin = "prior"', 'begin = "wiener"'
+        ),
         "likelihood.k_max: is of a gaussian": LENSING.replace("density", "k_max = 0.1\ndensity"),
         "likelihood.density = .*must be a number, or one for each of 2 maps": LENSING.replace(
             "[10.0, 20.0]", "[1.0, 2.0, 3.0]"

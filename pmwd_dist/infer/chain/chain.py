@@ -111,7 +111,7 @@ class Run(NamedTuple):
     states: IntegratorState
     tuning: Tuning
     moments: Moments
-    adaptation: Adaptation | None
+    adaptation: Adaptation
     correction: dict[str, Array]
 
 

@@ -23,7 +23,6 @@ class Block(NamedTuple):
       energy_change: energy error of each step.
       nonans: whether each step is finite.
       numbers: leaves of the position without axes, after each step.
-      curvature: mean square of the gradient along each leaf of the position: its mean curvature in equilibrium.
       observed: numbers from the observer, after each step.
       noise: mean of the observer's field.
     """
@@ -31,12 +30,8 @@ class Block(NamedTuple):
     energy_change: Array
     nonans: Array
     numbers: Array
-    curvature: Array
     observed: Array
     noise: Array
-
-
-Observe = Callable[[Any, Any], tuple[Array, Array]]
 
 
 def run_blocks(
@@ -46,9 +41,9 @@ def run_blocks(
     method: Method,
     *,
     logdensity: LogDensity,
+    observe: Callable[[Any, Any], tuple[Array, Array]],
     length: int,
     spmd_axis_name: str | None = None,
-    observe: Observe | None = None,
     **options: Any,
 ) -> tuple[IntegratorState, Block]:
     """A block of a batch of chains: `length` steps of MCLMC, or a few trajectories of HMC.
@@ -60,23 +55,19 @@ def run_blocks(
     fractions = jax.random.uniform(jax.random.fold_in(key, chains), (steps,))  # shared by all chains
     step = partial(transition, logdensity=logdensity, method=method, tuning=tuning, **options)
 
-    def look(position: Any, slope: Any) -> tuple[Array, Array]:
-        return observe(position, slope) if observe else (jnp.zeros(0), jnp.zeros(0))
-
     def once(carry: tuple[IntegratorState, Array], inputs: tuple[Array, Array]) -> Any:
         state, noise = carry
         state, info = step(inputs[0], state, fraction=inputs[1])
-        observed, field = look(state.position, state.logdensity_grad)
+        observed, field = observe(state.position, state.logdensity_grad)
         leaves = [x for x in jax.tree.leaves(state.position) if not x.ndim]
         numbers = jnp.stack(leaves) if leaves else jnp.zeros(0)
-        curvature = jnp.stack([jnp.mean(x**2) for x in jax.tree.leaves(state.logdensity_grad)])
-        return (state, noise + field / steps), (info.energy_change, info.nonans, numbers, curvature, observed)
+        return (state, noise + field / steps), (info.energy_change, info.nonans, numbers, observed)
 
     def one(key: Array, state: IntegratorState) -> tuple[IntegratorState, Block]:
-        field = jax.eval_shape(look, state.position, state.logdensity_grad)[1]
+        field = jax.eval_shape(observe, state.position, state.logdensity_grad)[1]
         begin = state, jnp.zeros(field.shape, field.dtype)
         (state, noise), each = jax.lax.scan(once, begin, (jax.random.split(key, steps), fractions))
-        energy_change, nonans, numbers, curvature, observed = each
-        return state, Block(energy_change, nonans, numbers, jnp.mean(curvature, axis=0), observed, noise)
+        energy_change, nonans, numbers, observed = each
+        return state, Block(energy_change, nonans, numbers, observed, noise)
 
     return jax.vmap(one, spmd_axis_name=spmd_axis_name)(jax.random.split(key, chains), states)

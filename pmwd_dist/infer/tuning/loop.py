@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,7 +18,6 @@ from jaxtyping import Array
 
 from pmwd_dist._jax.profile import part
 from pmwd_dist.infer import preconditioner_adaptation as adaptation
-from pmwd_dist.infer import trees
 from pmwd_dist.infer.chain.chain import Moments, Run, named, placed, restored
 from pmwd_dist.infer.chain.folder import ChainFolder
 from pmwd_dist.infer.model import Position, Posterior
@@ -90,8 +90,7 @@ class ChainTuning:
             state = self._run_block(state)
             last = schedule.last(state)
             if last.ends:
-                stability = self._adapt(state) if last.stage.estimates in ("scales", "preconditioner") else 0
-                state = schedule.advance(state, stability)
+                state = schedule.advance(state, self._adapt(state) if last.stage.adapts else math.inf)
             self._keep(state)
         tuning = placed(from_main(schedule.tuning(state)), self.run.tuning)
         check_share(state.failed / max(state.steps, 1), most_failures, "the last stage of the tuning")
@@ -124,38 +123,30 @@ class ChainTuning:
         self.run = self.run._replace(states=placed(states, self.run.states))
 
     def _adapt(self, state: TuningState) -> float:
-        """Adapt the preconditioner, if there is one to adapt, and return the stability limit with it."""
-        old, positions = self.run.adaptation, self.run.states.position
-        extremes = at_extremes(positions, state.numbers)
-        if old is not None and state.observed.size:
-            before, after = self.posterior.adapted(old), self._adapted(old, state)
+        """Adapt the preconditioner, and return the stability limit of the step per root of the dimensions."""
+        before, positions = self.posterior.adapted(self.run.adaptation), self.run.states.position
+        after, extremes = before, at_extremes(positions, state.numbers)
+        if state.blocks:
+            after = self._adapted(before, state)
             positions, *extremes = (moved(x, before, after, self.axis) for x in (positions, *extremes))
             self._begin_at(placed(positions, self.run.states.position), state, 0)
-        return self._stability(positions, extremes, self.schedule.masses(state))
 
-    def _adapted(self, old: adaptation.Adaptation, state: TuningState) -> Posterior:
+        def slopes(positions: Any) -> Any:
+            positions = placed(positions, self.run.states.position)
+            return begin(self.key, positions, after, self.axis).states.logdensity_grad
+
+        return longest_step(largest_curvatures(slopes, positions, extremes))
+
+    def _adapted(self, before: Posterior, state: TuningState) -> Posterior:
         """The posterior with the next adaptation."""
-        before, changes = self.posterior.adapted(old), None
+        old, changes = self.run.adaptation, None
         if self.schedule.last(state).stage.parameters_move:
             key = jax.random.fold_in(jax.random.fold_in(self.key, state.total), 2)
             changes = to_host(adaptation.changes_of_curvature(key, before, self.run.states.position, self.axis))
-        mean = state.noise / max(state.curvature[-1], 1)
-        new = adaptation.adapt(old, state.observed, mean, adaptation.mode_numbers(self.posterior), changes)
+        mean, modes = state.noise / state.blocks, adaptation.mode_numbers(self.posterior)
+        new = adaptation.adapt(old, state.observed, mean, modes, changes)
         self.run = self.run._replace(adaptation=placed(from_main(new), old))
         return self.posterior.adapted(self.run.adaptation)
-
-    def _stability(self, positions: Position, extremes: list[Position], masses: np.ndarray) -> float:
-        """The stability limit of the step per root of the dimensions, in units of the root of inverse masses."""
-        posterior, like = self.posterior.adapted(self.run.adaptation), self.run.states
-        root = jax.tree.unflatten(jax.tree.structure(like.position), np.sqrt(masses).tolist())
-
-        def slopes(scaled: Any) -> Any:
-            positions = placed(trees.multiply(scaled, root), like.position)
-            return trees.multiply(begin(self.key, positions, posterior, self.axis).states.logdensity_grad, root)
-
-        inverse = jax.tree.map(lambda x: 1 / x, root)
-        first, *others = (trees.multiply(x, inverse) for x in (positions, *extremes))
-        return longest_step(largest_curvatures(slopes, first, others))
 
     def _keep(self, state: TuningState) -> None:
         try:
@@ -199,7 +190,7 @@ def begin(key: Array, positions: Position, posterior: Posterior, axis: str | Non
     each = jax.tree.map(lambda _: one, positions)
     empty = jax.lax.with_sharding_constraint(jnp.zeros_like(positions["noise"][0]), sharding)
     moments, nothing = Moments(jnp.zeros(()), empty, empty), dict.fromkeys(posterior.model.priors, jnp.zeros_like(one))
-    return Run(states, Tuning(one, one, each), moments, adaptation.start(posterior), nothing)
+    return Run(states, Tuning(one, one, each), moments, posterior.preconditioner.adaptation, nothing)
 
 
 @eqx.filter_jit
@@ -219,7 +210,6 @@ def tuning_block(
     axis: str | None,
 ) -> tuple[IntegratorState, Block]:
     """A block of steps of all chains."""
-    observe = posterior.observe if adaptation.start(posterior) is not None else None
-    options: dict[str, Any] = {"logdensity": posterior.logdensity, "length": length, "spmd_axis_name": axis}
-    options |= {"observe": observe, "agree": posterior.model.config.decomposition.equal_copies}
+    options: dict[str, Any] = {"logdensity": posterior.logdensity, "observe": posterior.observe, "length": length}
+    options |= {"spmd_axis_name": axis, "agree": posterior.model.config.decomposition.equal_copies}
     return run_blocks(key, states, tuning, method, **options)

@@ -53,7 +53,7 @@ class StepSize(NamedTuple):
         return min(self.stability, self.unstable)
 
     def scaled(self, factor: float, stability: float) -> StepSize:
-        """The step in other units, after a change of masses, positions or the sampler, without earlier blocks."""
+        """The step in other units, after a change of positions or the sampler, without earlier blocks."""
         return StepSize(min(factor * self.value, stability), self.wanted[:0], stability)
 
     def settled(self) -> StepSize:

@@ -71,7 +71,7 @@ def _compile_chains(plan: InferenceJob) -> list[Future[Any]]:
     if plan.simulation.config.decomposition.mesh.size > 1 or begun or plan.expected_memory + RUNTIME > room.free:
         return []
     sampler, pool = plan.settings.sampler, ThreadPoolExecutor()
-    positions, posterior = arguments_like(plan.model, sampler.chains, plan.precondition, None)
+    positions, posterior = arguments_like(plan.model, sampler.chains, None)
     how = sampler.method, sampler.tuning_steps, sampler.thin, sampler.chunk
     chains = [pool.submit(program.compile) for program in lowered(posterior, positions, *how)]
     pool.shutdown(wait=False)  # an interrupted run does not wait
@@ -95,7 +95,7 @@ def condition_on(plan: InferenceJob, data: Arrays, log: Log) -> infer.Posterior:
     """The posterior, with a warning about a constant mock; data of a file were checked before."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        posterior = plan.model.condition(data["data"], precondition=plan.precondition)
+        posterior = plan.model.condition(data["data"])
     for warning in caught:
         if plan.settings.data.file == "mock":
             log.warn(str(warning.message))

@@ -63,14 +63,12 @@ class InferenceMemory:
         )
 
 
-def inference_memory(
-    settings: InferenceSettings, model: infer.Model, precondition: str | None, axis: str | None
-) -> InferenceMemory:
+def inference_memory(settings: InferenceSettings, model: infer.Model, axis: str | None) -> InferenceMemory:
     """Memory that an inference needs on each of the current devices; its gradients are compiled."""
     sampler, decomposition = settings.sampler, model.config.decomposition
     groups, field = _groups(model.config), _field(model.config)
     chains, shared = sampler.chains // groups, resources.device_limit() is None
-    gradients = resources.planned(_gradients(model, sampler.chains, precondition, axis))
+    gradients = resources.planned(_gradients(model, sampler.chains, axis))
     state = _CHAIN + _TREE * (sampler.method == "nuts")
     kept = sampler.steps // (sampler.thin * sampler.chunk) * sampler.chains
     on_host = 2 * kept * decomposition.size / decomposition.mesh.size * shared
@@ -83,21 +81,21 @@ def inference_memory(
     )
 
 
-def _gradients(model: infer.Model, chains: int, precondition: str | None, axis: str | None) -> Any:
+def _gradients(model: infer.Model, chains: int, axis: str | None) -> Any:
     """The compiled gradients of the log density of all chains: the program by which the chains begin later."""
     key, *_ = jax.random.split(jax.random.key(0), 3)
     program: Any = begin
-    return program.lower(key, *arguments_like(model, chains, precondition, axis), axis).compile().compiled
+    return program.lower(key, *arguments_like(model, chains, axis), axis).compile().compiled
 
 
-def arguments_like(model: infer.Model, chains: int, precondition: str | None, axis: str | None) -> tuple[Any, Any]:
+def arguments_like(model: infer.Model, chains: int, axis: str | None) -> tuple[Any, Any]:
     """Positions and a posterior of the types of the later ones."""
     config, dtype = model.config, np.dtype(jnp.result_type(float))
     nothing = np.zeros((), dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # constant data
         data = np.broadcast_to(nothing, getattr(model.forward, "shape", config.mesh_shape))
-        posterior = model.condition(data, precondition=precondition)
+        posterior = model.condition(data)
     numbers = {name: np.broadcast_to(nothing, chains) for name in model.priors}
     positions = {"noise": np.broadcast_to(nothing, (chains, *config.particle_shape)), "parameters": numbers}
     return on_devices(positions, config, axis), posterior

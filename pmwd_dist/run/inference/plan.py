@@ -108,12 +108,6 @@ class InferenceJob(Job):
         return CHAINS if CHAINS in self.simulation.config.decomposition.mesh.axis_names else None
 
     @property
-    def precondition(self) -> str | None:
-        """Name of the preconditioner in the library; None for none."""
-        name = self.settings.sampler.precondition
-        return None if name == "none" else name
-
-    @property
     def dimensions(self) -> int:
         """Number of modes and parameters."""
         return self.settings.particle_count + len(self.model.priors)
@@ -137,7 +131,7 @@ class InferenceJob(Job):
     @cached_property
     def memory(self) -> InferenceMemory:
         """Memory that is expected on each device."""
-        return inference_memory(self.settings, self.model, self.precondition, self.chain_axis)
+        return inference_memory(self.settings, self.model, self.chain_axis)
 
     @property
     def expected_memory(self) -> int:
@@ -186,7 +180,7 @@ class InferenceJob(Job):
             f"{'sampled' if noise is None else toml_value(noise)}",
             f"parameters  {sampled}",
             f"chains      {sampler.chains} of {sampler.method} from {settings.start.begin}, {sampler.tuning_steps} "
-            f"tuning steps and {sampler.steps}, preconditioned: {sampler.precondition}; seed {settings.noise.seed}",
+            f"tuning steps and {sampler.steps}; seed {settings.noise.seed}",
             f"output      {self.folder}: {self.chunks} chunks of {sampler.chunk} draws",
             self.device_line,
             f"expected    {self.memory_text}: {self.memory.parts}",

@@ -213,7 +213,7 @@ class Sampler(Section):
         1,
         ge=1,
     )
-    tuning_steps: int = about("number of tuning steps, which find step size, masses and L", 1000, ge=40)
+    tuning_steps: int = about("number of tuning steps, which find the preconditioner and the step size", 1000, ge=40)
     energy_variance: float = about(
         "energy error of a step of mclmc per dimension, at which its tuning aims; less where it differs along a chain",
         ENERGY_VARIANCE,
@@ -223,11 +223,6 @@ class Sampler(Section):
     steps: int = about("number of steps of each chain; may be raised later", 4000, ge=1)
     thin: int = about("number of steps from one saved draw to the next", 1, ge=1)
     chunk: int = about("draws from one write to disk to the next; what a kill can lose", 100, ge=4)
-    precondition: Literal["adapted", "conditional", "none"] = about(
-        "adapted: by what the tuning shows of the posterior, beginning with linear theory where it has the modes; "
-        "conditional: linear theory alone, modes are counted from their mean given data and parameters; or none",
-        "adapted",
-    )
 
 
 class Checks(Section):

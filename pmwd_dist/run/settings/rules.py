@@ -248,8 +248,6 @@ def _chains(settings: InferenceSettings) -> Problems:
         yield "start.begin = \"map\": needs optax; `pip install '.[infer]'`, or use another start"
     if sampler.method == "nuts" and find_spec("blackjax") is None:
         yield f'sampler.method = "nuts": {NEEDS_BLACKJAX}'
-    if start.begin == "wiener" and sampler.precondition == "none":
-        yield 'start.begin = "wiener": needs sampler.precondition; use begin = "prior"'
     if sampler.steps % (sampler.thin * sampler.chunk):
         yield f"sampler.steps = {sampler.steps}: must be a multiple of thin * chunk = {sampler.thin * sampler.chunk}"
     if sampler.method != "mclmc" and sampler.energy_variance != ENERGY_VARIANCE:
@@ -267,12 +265,7 @@ def _chains(settings: InferenceSettings) -> Problems:
 
 def _linear_theory(settings: InferenceSettings) -> Problems:
     """Rules where data and noise have different modes."""
-    box, start, precondition = settings.box, settings.start, settings.sampler.precondition
-    lensing = settings.likelihood.kind == "lensing"
-    if lensing or box.particles not in (None, box.mesh):
-        lacks = "linear theory has none with "
-        lacks += 'likelihood.kind = "lensing"' if lensing else "box.particles other than box.mesh"
-        if precondition == "conditional":
-            yield f'sampler.precondition: {lacks}; use "adapted" or "none"'
-        if start.begin == "wiener" and precondition == "adapted":
-            yield f'start.begin = "wiener": {lacks}; use begin = "prior" or "map"'
+    box, lensing = settings.box, settings.likelihood.kind == "lensing"
+    if settings.start.begin == "wiener" and (lensing or box.particles not in (None, box.mesh)):
+        where = 'likelihood.kind = "lensing"' if lensing else "box.particles other than box.mesh"
+        yield f'start.begin = "wiener": linear theory has none with {where}; use begin = "prior" or "map"'
