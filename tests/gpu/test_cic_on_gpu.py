@@ -1,4 +1,4 @@
-"""CUDA kernels against the CPU's and the references of the ops, and whole simulations, on one GPU."""
+"""CUDA kernels against the CPU's and the references of the ops, whole simulations and their snapshots, on one GPU."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ PROGRAMS = (
     "canaries_on_gpu.py",
     "whole_runs_on_gpu.py",
     "wide_meshes_on_gpu.py",
+    "snapshots_on_gpu.py",
 )
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
