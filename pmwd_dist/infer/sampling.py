@@ -291,8 +291,12 @@ def _check_positions(posterior: Posterior, positions: Any) -> None:
     lattice, names = posterior.model.config.particle_shape, list(posterior.model.priors)
     shapes, leaves = jax.tree.map(np.shape, positions), jax.tree.leaves(positions)
     chains = np.shape(leaves[0])[:1] if leaves else ()
-    if chains in ((), (0,)) or shapes != {"noise": chains + lattice, "parameters": dict.fromkeys(names, chains)}:
+    wanted = {"noise": chains + lattice, "parameters": dict.fromkeys(names, chains)}
+    if chains in ((), (0,)) or shapes != wanted:
+        of = [dict(jax.tree.leaves_with_path(x, lambda x: isinstance(x, tuple))) for x in (shapes, wanted)]
+        wrong = [jax.tree_util.keystr(path) for path in of[0] | of[1] if of[0].get(path) != of[1].get(path)]
         constraint = f"must have noise of shape (chains, *{lattice}) and parameters {names} of shape (chains,)"
+        constraint += "".join(f", unlike positions{path}" for path in wrong[:1])
         raise ArgumentError("positions", shapes, constraint, remedy)
     if not jnp.issubdtype(kind := jnp.result_type(positions["noise"]), jnp.floating):
         raise ArgumentError("positions['noise'].dtype", kind.name, "must be of floating-point numbers", remedy)

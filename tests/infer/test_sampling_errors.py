@@ -37,6 +37,7 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     noise = np.ones((2, *SHAPE), int)
     for positions, message in (
         ({"noise": noise}, r"positions={'noise': \(2, 4, 4, 4\)} must have noise of shape .* and parameters \[\] of"),
+        ({"noise": noise[0], "parameters": {}}, r"shape \(chains,\), unlike positions\['noise'\]; use jax.vmap"),
         ({"noise": noise, "parameters": {}}, r"positions\['noise'\].dtype='int64' must be of floating"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -45,7 +46,7 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"positions={'noise': \(0, 4, 4, 4\), .* must have noise of shape \(chains"):
         infer.sample(posterior, none, steps=100, output=tmp_path / "run", **OPTIONS)
     other = starts(posterior) | {"parameters": {"b1": np.zeros(2)}}
-    with pytest.raises(ValueError, match=r"positions={.*: {'b1': \(2,\)}} must have noise .*; use"):
+    with pytest.raises(ValueError, match=r"positions={.* must .*, unlike positions\['parameters'\]\['b1'\]; use"):
         infer.sample(posterior, other, steps=100, output=tmp_path / "run", **OPTIONS)
     assert not (tmp_path / "run").exists()
 
