@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -67,3 +70,46 @@ def test_a_second_signal_does_not_wait_for_the_disk(tmp_path: Path):
     assert not ended.is_set()
     go.set()
     assert ended.wait(10)
+
+
+@pytest.mark.parametrize("count", [3, 10])
+def test_a_second_signal_does_not_wait_for_chunks(tmp_path: Path, count: int):
+    """With 3 chunks all wait already; of 10 the next one waits for room."""
+    begun, go, ended, written = threading.Event(), threading.Event(), threading.Event(), list[int]()
+
+    class Slow:
+        chunk_size = 1
+
+        def path(self, path):
+            return path
+
+        def chunks(self):
+            return iter(range(count))
+
+        def write(self, path, chunks):
+            for number in chunks:
+                written.append(number)
+                begun.set()
+                go.wait(20)
+            path.touch()
+            ended.set()
+
+    def send():
+        begun.wait(10)
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def run():
+        with Writer(0) as writer:
+            writer.write(Slow(), tmp_path / "s.hdf5")
+            time.sleep(20)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    began = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert time.perf_counter() - began < 10
+    go.set()
+    assert ended.wait(10) and written == [0]
+    sender.join()

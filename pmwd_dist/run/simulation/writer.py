@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from queue import Queue
+from queue import Empty, Queue
 from typing import Any, Self
 
 from pmwd_dist._files import remove, temporary, write_aside
@@ -34,11 +35,17 @@ class Writer:
         self._buffer = buffer
         self._thread, self._path = ThreadPoolExecutor(1), Path()
         self._task: Future[None] | None = None
+        self._waiting = Queue[Any]()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:  # chunks that wait are of no use, and the program ends only after the thread
+            with suppress(Empty):
+                while True:
+                    self._waiting.get_nowait()
+            self._waiting.put(None)
         # The second signal to stop, which is no Exception, does not wait for the disk.
         self._thread.shutdown(wait=kind is None or issubclass(kind, Exception))
         if self._path.name:
@@ -47,13 +54,11 @@ class Writer:
     def write(self, snapshot: Snapshot, path: Path) -> str:
         """Copy a snapshot to the host, for the thread to write; return the name of this process's file."""
         self._path = snapshot.path(path)
-        waiting = Queue[Any](max(2, self._buffer // snapshot.chunk_size) + 1)  # and the end
-        self._task = self._thread.submit(_write, snapshot, self._path, iter(waiting.get, None))
-        try:
-            for chunk in snapshot.chunks():
-                waiting.put(chunk)
-        finally:
-            waiting.put(None)
+        self._waiting = Queue[Any](max(2, self._buffer // snapshot.chunk_size) + 1)  # and the end
+        self._task = self._thread.submit(_write, snapshot, self._path, iter(self._waiting.get, None))
+        for chunk in snapshot.chunks():
+            self._waiting.put(chunk)
+        self._waiting.put(None)
         return self._path.name
 
     def finished(self) -> bool:
