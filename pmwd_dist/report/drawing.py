@@ -83,7 +83,7 @@ def _main() -> None:
 
 
 def _wait(running: dict[int, Path]) -> None:
-    """Wait for one of the processes; an older figure of one that was killed is removed."""
+    """Wait for one of the processes; an older figure of one that failed or was killed is removed."""
     process, status = os.wait()
     path = running.pop(process)
     if status:
@@ -91,13 +91,13 @@ def _wait(running: dict[int, Path]) -> None:
 
 
 def _draw(path: Path) -> None:
-    """Draw a figure, and end this process."""
+    """Draw a figure, and end this process; its exit code is zero if there is a new figure."""
+    code = 1
     try:
         results.draw(path)
-    except (OSError, ValueError):
-        remove(path)  # an older figure
+        code = 0
     finally:
-        os._exit(0)
+        os._exit(code)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import numpy as np
 
 from pmwd_dist.io.arrays import Arrays, read_arrays, reading
 from pmwd_dist.report import plot
-from pmwd_dist.report.style import save
+from pmwd_dist.report.style import drawing_errors, save
 from pmwd_dist.report.tables import Table, read_table
 
 POWER, CONVERGENCE = "power.png", "convergence.png"
@@ -81,20 +81,25 @@ def redraw(folder: Path) -> list[Path]:
 
 def draw(path: Path) -> None:
     """Draw one of the figures of a run's folder from the data there."""
+    with drawing_errors(path):
+        save(_figure(path), path)
+
+
+def _figure(path: Path) -> Any:
     if path.name == POWER:
-        figure = _power(read_spectra(path.parent))
-    elif path.name == CONVERGENCE:
-        figure = _convergence(path.parent)
-    elif (name := path.stem.partition("_")[0]) in _TABLES:
-        table = read_table(path.with_suffix(".csv"))
-        try:
-            figure = _TABLES[name](table)
-        except KeyError as error:
-            raise ValueError(f"{path.with_suffix('.csv')}: has no column {error}") from error
-        figure.axes[0].set_title(table.title, fontsize=14, pad=10)
-    else:
-        figure = _density(read_slab(path.with_suffix(".npz")))
-    save(figure, path)
+        return _power(read_spectra(path.parent))
+    if path.name == CONVERGENCE:
+        return _convergence(path.parent)
+    name = path.stem.partition("_")[0]
+    if name not in _TABLES:
+        return _density(read_slab(path.with_suffix(".npz")))
+    table = read_table(path.with_suffix(".csv"))
+    try:
+        figure = _TABLES[name](table)
+    except KeyError as error:
+        raise ValueError(f"{path.with_suffix('.csv')}: has no column {error}") from error
+    figure.axes[0].set_title(table.title, fontsize=14, pad=10)
+    return figure
 
 
 def _power(spectra: Mapping[float, Table]) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -129,6 +130,17 @@ def label_decades(axis: Axis, digits: Sequence[float]) -> None:
     axis.set_major_locator(LogLocator(subs=digits))
     axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     axis.set_minor_formatter(NullFormatter())
+
+
+@contextmanager
+def drawing_errors(path: Path) -> Generator[None]:
+    """Raise errors of all kinds, as Matplotlib has them, as ValueError; an OSError is left as it is."""
+    try:
+        yield
+    except (OSError, ValueError):
+        raise
+    except Exception as error:
+        raise ValueError(f"{path}: {type(error).__name__}: {error}") from error
 
 
 def save(figure: Figure, path: Path) -> None:

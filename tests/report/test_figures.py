@@ -135,6 +135,16 @@ def test_another_process_draws_what_it_can(tmp_path: Path, monkeypatch: pytest.M
     assert not list(tmp_path.glob(".*"))
 
 
+def test_a_figure_that_matplotlib_refuses_is_absent(tmp_path: Path):
+    path = tmp_path / "density_z1.000.png"
+    write_arrays(path.with_suffix(".npz"), make_slab() | {"density": np.ones(4)}, {})
+    path.touch()  # of earlier data
+    drawing.draw([path])
+    with pytest.raises(ValueError, match=r"density_z1.000.png: TypeError: Invalid shape \(4,\) for image data"):
+        drawing.finish(tmp_path, [path.name])
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_figures_of_a_process_that_hangs_or_ends_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number):
     drawn = list[str]()

@@ -142,7 +142,19 @@ def test_what_was_stopped_goes_on_to_the_same_bits(
         path.unlink()
     assert command("report", plan.folder) == 0 and all(path.exists() for path in figures)
     (plan.folder / ".chunk_00001.npz.part").touch()  # as a kill would leave it
-    execute(plan, Listener(), resume=True)
+    (plan.folder / "corner.png").touch()  # of fewer draws
+
+    def refuses(figure: Any, path: Path) -> None:
+        if path.name == "corner.png":
+            raise IndexError("none")
+        path.touch()
+
+    monkeypatch.setattr(verdict, "save", refuses)
+    listener = Listener()
+    execute(plan, listener, resume=True)
+    warned, (told,) = ([event for event in listener if event.event == name] for name in ("warning", "verdict"))
+    assert f"a figure is missing: {plan.folder / 'corner.png'}: IndexError: none" in [event.message for event in warned]
+    assert "corner.png" not in told.files and not (plan.folder / "corner.png").exists()
     for path in sorted(whole[0].folder.glob("*.npz")):
         other = read_arrays(plan.folder / path.name)
         for name, values in read_arrays(path).items():

@@ -299,9 +299,18 @@ def test_disk_that_fills_up_ends_the_run_in_one_line(tmp_path: Path, monkeypatch
     assert (tmp_path / "run" / "snapshot_z1.000.hdf5").exists()
 
 
-def test_figures_that_fail_do_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(28, os.strerror(28), "power.png"), "power.png: No space"),
+        (IndexError("none"), "power.png: IndexError: none;"),
+    ],
+)
+def test_figures_that_fail_do_not_end_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, text: str
+):
     def full(figure, path):
-        raise OSError(28, os.strerror(28), str(path))
+        raise error
 
     monkeypatch.setattr(drawing, "draw", lambda paths: None)
     monkeypatch.setattr(results, "save", full)
@@ -309,7 +318,8 @@ def test_figures_that_fail_do_not_end_a_run(tmp_path: Path, monkeypatch: pytest.
     execute(plan, events)
     assert [event.status for event in events.of("end")] == ["finished"]
     (warning,) = events.of("warning")
-    assert warning.message.startswith(f"figures are missing: {plan.folder}/power.png: No space left on device; `pmwd-")
+    assert warning.message.startswith("figures are missing: ") and text in warning.message
+    assert warning.message.endswith(f"; `pmwd-dist report {plan.folder}` draws them")
 
 
 class _Steps(Events):

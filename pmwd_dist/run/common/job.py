@@ -206,6 +206,9 @@ def _report(job: Job, log: Log, status: str) -> None:
     try:
         if status != "finished":
             job.draw()
+    except (OSError, ValueError) as error:
+        log.warn(f"figures are missing: {message(error)}")
+    try:
         write_report(job.folder)
     except (OSError, ValueError) as error:
         log.warn(f"{job.folder / REPORT} is not written: {message(error)}")

@@ -56,7 +56,7 @@ def run(plan: InferenceJob, log: Log, control: Control) -> None:
             wait(watch.ahead)
         with start_errors():
             chain = load_chain(plan.folder)
-        verdict = judge(plan, posterior, chain, data)
+        verdict = judge(plan, posterior, chain, data, log)
         log("verdict", "\n".join([*verdict.table, f"wrote {', '.join(verdict.files)}"]), **verdict._asdict())
     except ArrayFileError as error:
         raise StartError(str(error)) from error

@@ -15,6 +15,7 @@ from jax import Array
 
 from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._files import message, remove
 from pmwd_dist._jax.profile import part
 from pmwd_dist.infer.chain.diagnostics import FEW_FAILURES, step_errors, stuck
 from pmwd_dist.io.arrays import Arrays, read_arrays
@@ -23,9 +24,9 @@ from pmwd_dist.parallel.fft import pirfft3d
 from pmwd_dist.report import plot
 from pmwd_dist.report.chains import Rows, fit_lines, table_lines, write_rows
 from pmwd_dist.report.fields import COMOVING
-from pmwd_dist.report.style import save
+from pmwd_dist.report.style import drawing_errors, save
 from pmwd_dist.run.common import manifest
-from pmwd_dist.run.common.folder import CONFIG
+from pmwd_dist.run.common.folder import CONFIG, Log
 from pmwd_dist.run.inference.inputs import key_of
 from pmwd_dist.run.inference.plan import DATA, InferenceJob
 from pmwd_dist.run.inference.predictive import Comparison, Images, compare, plane_seen, seen, some_draws
@@ -55,7 +56,7 @@ class Verdict(NamedTuple):
 
 
 @part("verdict")
-def judge(plan: InferenceJob, posterior: infer.Posterior, chain: infer.Chain, data: Arrays) -> Verdict:
+def judge(plan: InferenceJob, posterior: infer.Posterior, chain: infer.Chain, data: Arrays, log: Log) -> Verdict:
     """Write tables and figures of finished chains, and check their convergence. Collective."""
     truth, place = _truth(data), _place(plan, posterior)
     found = compare(posterior, chain, data, key_of(plan, 4))
@@ -65,24 +66,33 @@ def judge(plan: InferenceJob, posterior: infer.Posterior, chain: infer.Chain, da
     figures["slices.png"] = partial(_draw_slices, plan, place, *_slices(posterior, chain, data, truth))
     with raise_on_all_processes():
         if is_main():
-            _write(plan.folder, tables, figures)
+            for error in _write(plan.folder, tables, figures):
+                log.warn(f"a figure is missing: {message(error)}")
     lines = table_lines(rows, truth) + fit_lines(fit)
     about = [f"{name} = {value:.3g}" for name, value in _cost(plan, chain).items()]
     reasons = find_reasons(plan, chain) + find_fit_reasons(found.fit)
-    return Verdict([*lines, ", ".join(about)], reasons, [*tables, *figures])
+    files = [*tables, *(name for name in figures if (plan.folder / name).exists())]
+    return Verdict([*lines, ", ".join(about)], reasons, files)
 
 
 def _check_rows(checks: Mapping[str, infer.Check]) -> Rows:
     return {name: {"ratio": check.ratio, "z": check.z, "p": check.p} for name, check in checks.items()}
 
 
-def _write(folder: Path, tables: Mapping[str, Rows], figures: Figures) -> None:
-    """Write tables and figures of a run."""
+def _write(folder: Path, tables: Mapping[str, Rows], figures: Figures) -> list[Exception]:
+    """Write tables and figures of a run; return errors of figures, which are absent then."""
     manifest.claim(folder, [*tables, *figures])
     for name, rows in tables.items():
         write_rows(folder / name, "parameter" if name == "summary.csv" else "statistic", rows)
-    for name, draw in figures.items():
-        save(draw(), folder / name)
+    errors = list[Exception]()
+    for path, draw in ((folder / name, draw) for name, draw in figures.items()):
+        try:
+            with drawing_errors(path):
+                save(draw(), path)
+        except (OSError, ValueError) as error:
+            remove(path)
+            errors.append(error)
+    return errors
 
 
 def _comparison_figures(plan: InferenceJob, found: Comparison, place: str) -> Figures:
@@ -116,7 +126,14 @@ def _draw_slices(plan: InferenceJob, place: str, planes: Images, alike: tuple[in
 
 
 def redraw_chains(folder: Path) -> list[Path]:
-    """Write summary and figures of the complete draws, if there are enough, also of a run that was interrupted."""
+    """Write summary and figures of the complete draws, if there are enough, also of a run that was interrupted.
+
+    Returns:
+      The paths of the files.
+
+    Raises:
+      OSError, ValueError: a file can't be read or written, or a figure can't be drawn.
+    """
     try:
         chain = infer.load_chain(folder)
     except ArgumentError:
@@ -127,7 +144,8 @@ def redraw_chains(folder: Path) -> list[Path]:
     settings = read_as(InferenceSettings, folder / CONFIG)
     truth = _truth(data)
     tables, figures = {"summary.csv": summarise(chain, truth)}, _chain_figures(chain, truth, settings)
-    _write(folder, tables, figures)
+    if errors := _write(folder, tables, figures):
+        raise errors[0]
     return [folder / name for name in (*tables, *figures)]
 
 
