@@ -30,6 +30,7 @@ WRONG = {
         'priors.b1={ kind = "uniform", low = 3.0, high = 2.0 }'
     ],
     'of kind "normal" needs mean and sd, and may have high and low': ['priors.b1={ kind = "normal", mean = 3.0 }'],
+    "priors.b1 = 1.5: must be a table with a kind; for example { kind =": ["priors.b1=1.5"],
     "priors.b1: the prior { kind = .* } excludes the truth, 1.8; change one of them": [
         'priors.b1={ kind = "uniform", low = 2.0, high = 3.0 }'
     ],

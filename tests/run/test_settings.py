@@ -18,7 +18,7 @@ from pmwd_dist.cosmology.linear_power import sigma_R
 from pmwd_dist.parallel import autotune_cache
 from pmwd_dist.parallel.backends.peer import Peer
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSettings, build, read_any, to_toml
-from pmwd_dist.run.settings.physics import cosmology_warnings
+from pmwd_dist.run.settings.physics import cosmology_warnings, unit_warnings
 from pmwd_dist.run.settings.table import power_name
 from pmwd_dist.run.settings.writing import template
 
@@ -143,6 +143,8 @@ def test_override_takes_the_type_of_its_key(file: Path):
         ("output.checkpoint_every=soon", ['output.checkpoint_every = "soon"', "a duration"]),
         ("output.checkpoint_every=1.5", ["output.checkpoint_every = 1.5", "whole number of steps"]),
         ("box.sise=3", ["box.sise = 3", "did you mean box.size?"]),
+        ("cosmology.Omega_c=0.26", ["unknown key; use omega_m, of cold matter and baryons, and omega_b, each per"]),
+        ("cosmology.A_s=2.1", ["cosmology.A_s = 2.1", "less than 1e-06", "2.1e-09"]),
         ("box.omega_m=0.3", ["box.omega_m", "did you mean cosmology.omega_m?"]),
         ("box.ngrid=8", ["box.ngrid", "[box] has size, mesh, particles"]),
         ("time.nsteps=8", ["time.nsteps", "did you mean time.steps?"]),
@@ -344,6 +346,21 @@ def test_a_table_that_looks_like_another_unit_or_redshift_is_named(file: Path, c
     simulation = build(read(file, ["cosmology.linear_power=p.txt"]))
     assert re.search(words, simulation.power_warnings()[0])
     assert not given.power_warnings()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["box.size=256000"], "box.size = 256000: is unusual in Mpc/h; convert"),
+        (["box.size=0.256"], "box.size = 0.256: is unusual"),
+        (["cosmology.omega_b=0.0223"], "cosmology.omega_b = 0.0223: is low .*; Omega h.2 = 0.0223 would be 0.0486"),
+        (["cosmology.omega_m=0.1411"], "cosmology.omega_m = 0.1411: is low .* would be 0.307"),
+    ],
+)
+def test_numbers_in_other_units_are_named(file: Path, overrides: list[str], words: str):
+    (warning,) = unit_warnings(read(file, overrides))
+    assert re.match(words, warning)
+    assert not unit_warnings(read(file))
 
 
 def test_a_table_of_another_tilt_is_named_with_f_nl(file: Path):

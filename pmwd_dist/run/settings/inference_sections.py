@@ -66,6 +66,8 @@ class PriorTable(Section):
 def _prior(value: object) -> object:
     if value is None or isinstance(value, PriorTable):
         return value
+    if not isinstance(value, dict):
+        raise ValueError("must be a table with a kind")  # noqa: TRY004
     try:
         table = PriorTable.model_validate(value)
         table.build()

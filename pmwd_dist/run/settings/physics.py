@@ -47,6 +47,8 @@ from pmwd_dist.run.settings.writing import argument_problem, toml_value
 _LARGE_SCALES = 2e-3  # wavenumbers [h/Mpc] at which P(k) is primordial
 _TILT = 0.02  # difference of spectral indices that changes the effect of f_nl by 5 % over two decades of k
 _TRAINED = {"Omega_m": (0.247, 0.371), "sigma8": (0.653, 0.98)}  # benchmarks/train_force.py
+_SIZES = (5.0, 2e4)  # usual sides of a box [Mpc/h]
+_LEAST = {"omega_m": 0.17, "omega_b": 0.03}  # between Omega h^2 and Omega of Planck
 Table = tuple[np.ndarray, np.ndarray]
 
 # Keys of the file, by the library's arguments.
@@ -177,11 +179,27 @@ class SimulationSetup:
 
 
 def cosmology_warnings(settings: Settings, simulation: SimulationSetup) -> list[str]:
-    """Warnings about the linear P(k), its amplitude, and a correction of the force that was not trained for it."""
-    warnings = simulation.power_warnings() + amplitude_warnings(settings.cosmology, simulation)
+    """Warnings about units, the linear P(k), its amplitude, and a correction of the force of another training."""
+    warnings = unit_warnings(settings) + simulation.power_warnings()
+    warnings += amplitude_warnings(settings.cosmology, simulation)
     if simulation.f_nl is not None:
         warnings += simulation.tilt_warnings()
     return warnings + [f"[cosmology]: {text}" for text in training_warnings(settings.force, simulation.cosmo)]
+
+
+def unit_warnings(settings: Settings) -> list[str]:
+    """Warnings about sizes and densities that are usual in other units."""
+    warnings = [
+        f"box.size = {size:g}: is unusual in Mpc/h; convert lengths in Mpc, kpc/h or Gpc/h"
+        for size in sorted(set(settings.box.size))
+        if not _SIZES[0] <= size <= _SIZES[1]
+    ]
+    for name, least in _LEAST.items():
+        value, by_h = getattr(settings.cosmology, name), settings.cosmology.h**2
+        if value < least:
+            text = f"is low for a density per critical density; Omega h^2 = {value:g} would be {value / by_h:.3g}"
+            warnings.append(f"cosmology.{name} = {value:g}: {text}")
+    return warnings
 
 
 def training_warnings(force: Force, cosmo: Cosmology) -> list[str]:

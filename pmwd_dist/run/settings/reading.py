@@ -171,6 +171,9 @@ def _unknown(keys: tuple[str, ...], value: object, sections: Sections) -> str:
     if isinstance(value, dict) and section in ("", "observe"):
         near = difflib.get_close_matches(".".join(keys), sections, 1, 0.5)
         return f"[{path}]: unknown section; " + (f"did you mean [{near[0]}]?" if near else f"use {', '.join(sections)}")
+    if section == "cosmology" and re.fullmatch(r"omega_(c|cdm|dm)|om[cb]h2", last):
+        remedy = "use omega_m, of cold matter and baryons, and omega_b, each per critical density"
+        return f"{path} = {shown(value)}: unknown key; {remedy}"
     own = {key: f"{section}.{key}" for key in sections[section].model_fields} if section in sections else {}
     known = [(name, key) for name, model in reversed([*sections.items()]) for key in model.model_fields]
     others = {f"{name}_{key}": f"{name}.{key}" for name, key in known} | {key: f"{name}.{key}" for name, key in known}
