@@ -20,12 +20,14 @@ _STICKS = 28  # along each side of a map
 
 
 @styled(outward=True)
-def density(field: Any, box_size: Sequence[float], *, thickness: float | None = None, axes: Any = None) -> Figure:
+def density(
+    field: Any, box_size: float | Sequence[float], *, thickness: float | None = None, axes: Any = None
+) -> Figure:
     """Draw the density of a slice on a logarithmic scale, averaged along its thickness.
 
     Args:
       field: 1 + delta, averaged over the first planes along z, shape (nx, ny, nz); or such a mean, shape (nx, ny).
-      box_size: sides of the box [Mpc/h], as `config.box_size`.
+      box_size: side of the box, or its sides [Mpc/h], as of a Config.
       thickness: thickness of the slice [Mpc/h]; default: a tenth of the box, at least a plane.
       axes: axes; default: a new figure.
 
@@ -34,9 +36,9 @@ def density(field: Any, box_size: Sequence[float], *, thickness: float | None = 
       >>> figure = pmd.plot.density(field, config.box_size, thickness=16.0)
       >>> figure.savefig("density.png")
     """
-    x, y = box_size[:2]
+    x, y, *z = [box_size] * 3 if isinstance(box_size, int | float) else box_size
     if np.ndim(field) == 3:
-        share = 0.1 if thickness is None else thickness / box_size[2]
+        share = 0.1 if thickness is None else thickness / z[0]
         field = field[:, :, : max(1, round(share * field.shape[2]))].mean(axis=2)
     # The logarithm is interpolated between cells: interpolated densities show peaks as squares.
     logarithm = np.log10(np.maximum(np.asarray(field, float), _FLOOR))

@@ -22,6 +22,13 @@ def test_ticks_have_the_style_of_the_figure_when_it_is_drawn_later() -> None:
     assert {tick.get_tickdir() for tick in (*axes.xaxis.get_major_ticks(), *axes.yaxis.get_major_ticks())} == {"in"}
 
 
+def test_a_side_is_the_one_of_a_cube() -> None:
+    field = np.random.default_rng(0).lognormal(size=(8, 8, 8))
+    one, three = (pmd.plot.density(field, sides, thickness=16.0).axes[0] for sides in (64.0, (64.0, 64.0, 64.0)))
+    np.testing.assert_array_equal(one.images[0].get_array(), three.images[0].get_array())
+    assert one.images[0].get_extent() == three.images[0].get_extent() == [0, 64, 0, 64]
+
+
 def test_the_axes_of_a_distribution_end_where_it_does() -> None:
     values = np.geomspace(0.01, 100, 40)
     found = observe.OnePointPDF(*map(jnp.asarray, (values, np.exp(-values), np.full(40, 1.0))))  # scatter of 100 %
