@@ -1,7 +1,7 @@
 """Speed of field-level inference: gradients per effective sample of the samplers, and milliseconds of a gradient.
 
     python -m benchmarks.field_level --mesh 64 --gravity lpt --methods mclmc,hmc
-    python -m benchmarks.field_level --mesh 16 --cell 10 --methods mclmc,nuts --save draws
+    python -m benchmarks.field_level --mesh 16 --cell 10 --methods mclmc,hmc --save draws
     python -m benchmarks.field_level --compare draws
     python -m benchmarks.field_level --gravity lensing --mesh 128 --cell 4 --energy-variance 1e-4 --methods mclmc
 
@@ -119,19 +119,19 @@ def _shift(x: np.ndarray, found: Any) -> str:
 
 
 def compare(folder: Path) -> None:
-    """Means of the samplers against those of NUTS, in its standard deviations, with their Monte Carlo errors."""
+    """Means of the samplers against those of HMC, in its standard deviations, with their Monte Carlo errors."""
     found = {file.stem: dict(np.load(file)) for file in sorted(folder.glob("*.npz"))}
-    if "nuts" not in found:
+    if "hmc" not in found:
         there = ", ".join(found) or "nothing"
-        raise SystemExit(f"{folder} has no nuts.npz, only {there}: run --methods nuts --save {folder} first")
-    exact = found["nuts"]
+        raise SystemExit(f"{folder} has no hmc.npz, only {there}: run --methods hmc --save {folder} first")
+    exact = found["hmc"]
     for method, own in found.items():
         print(f"{method}: {described(own)}")
         for name in (*TRUTH, "log density"):
             ours, theirs = np.asarray(own[name], float), np.asarray(exact[name], float)
             sizes = infer.ess_mean(ours), infer.ess_mean(theirs)
             away, error = (ours.mean() - theirs.mean()) / theirs.std(), np.sqrt(1 / sizes[0] + 1 / sizes[1])
-            print(f"  {name:12} mean {away:+.3f} ± {error:.3f} sd from NUTS, width {ours.std() / theirs.std():.3f}, "
+            print(f"  {name:12} mean {away:+.3f} ± {error:.3f} sd from HMC, width {ours.std() / theirs.std():.3f}, "
                   f"ESS {sizes[0]:.0f}")  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--gravity", default="lpt", choices=("linear", "lpt", "nbody", "lensing"))
     parser.add_argument("--cell", type=float, default=5.0, help="side of a cell [Mpc/h]")
     parser.add_argument("--nbody-steps", type=int, default=5)
-    parser.add_argument("--methods", default="mclmc,hmc", help='also nuts; "" for times alone')
+    parser.add_argument("--methods", default="mclmc,hmc", help='"" for times alone')
     parser.add_argument("--chains", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0, help="of the chains, for the same mock")
     parser.add_argument("--devices", type=int, default=1, help="over which each field is divided")

@@ -42,7 +42,6 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.infer.priors import Uniform as Uniform
     from pmwd_dist.infer.samplers import hmc as hmc
     from pmwd_dist.infer.samplers import mclmc as mclmc
-    from pmwd_dist.infer.samplers import nuts as nuts
     from pmwd_dist.infer.sampling import sample as sample
     from pmwd_dist.infer.tuning.loop import TuningProgress as TuningProgress
     from pmwd_dist.io.arrays import ArrayFileError as ArrayFileError

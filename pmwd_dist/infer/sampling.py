@@ -86,8 +86,7 @@ def sample(
       positions: first positions, with a leading axis of chains, such as jax.vmap(posterior.initial)(keys).
       key: random key.
       steps: number of steps of each chain after tuning, a multiple of thin * chunk.
-      method: "mclmc", which accepts all steps; "hmc", which accepts or rejects trajectories; or "nuts", whose
-        trajectories end where they turn. It is tuned as "hmc" and needs blackjax.
+      method: "mclmc", which accepts all steps, or "hmc", which accepts or rejects trajectories.
       energy_variance: target variance of the energy error of a step of MCLMC, per dimension.
       output: folder of the chain. A chain of another model there is an error; functions are compared by their names.
       tuning_steps: number of tuning steps before sampling.

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import pmwd_dist as pmd
 from pmwd_dist import infer
-from pmwd_dist.infer.samplers import mclmc, nuts
+from pmwd_dist.infer.samplers import hmc, mclmc
 
 
 def posterior_of(decomposition: pmd.Decomposition, cosmo: Any) -> tuple[infer.Posterior, Any]:
@@ -39,13 +39,13 @@ def advance(key: Any, position: Any, posterior: infer.Posterior) -> Any:
 
 
 def drawn(key: Any, position: Any, posterior: infer.Posterior) -> Any:
-    """Two draws of NUTS."""
-    options = {"inverse_mass_matrix": {"noise": 1.0, "parameters": {"b1": 0.1}}, "doublings": 3}
+    """Two draws of HMC."""
+    options = {"inverse_mass_matrix": {"noise": 1.0, "parameters": {"b1": 0.1}}, "num_integration_steps": 4}
 
     def once(state: Any, key: Any) -> Any:
-        return nuts.step(key, state, posterior.logdensity, step_size=0.2, **options)
+        return hmc.step(key, state, posterior.logdensity, step_size=0.2, **options)
 
-    state = nuts.init(key, position, posterior.logdensity)
+    state = hmc.init(key, position, posterior.logdensity)
     return jax.lax.scan(once, state, jax.random.split(key, 2))[0].position
 
 

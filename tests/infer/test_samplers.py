@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 
 from pmwd_dist import infer
 from pmwd_dist.infer import trees
-from pmwd_dist.infer.samplers import hmc, mclmc, methods, nuts
+from pmwd_dist.infer.samplers import hmc, mclmc, methods
 from pmwd_dist.infer.samplers.mclmc import density_shift, refresh
 
 VARIANCE = np.linspace(0.5, 2, 12).reshape(2, 3, 2)
@@ -111,32 +111,6 @@ def test_hmc_agrees_with_blackjax(monkeypatch: pytest.MonkeyPatch) -> None:
     same(one, other)
 
 
-def test_nuts_agrees_with_blackjax(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw by draw: trajectories of 1 to 31 steps, some of which end where a part of them turns."""
-    monkeypatch.setattr(trees, "normal_like", as_blackjax_draws)
-    kernel = blackjax.nuts.build_kernel()
-
-    @jax.jit
-    def both(state: Any, key: Any, size: Any) -> Any:
-        theirs, expected = kernel(
-            key, blackjax.mcmc.hmc.HMCState(state.position, *state[2:]), logdensity, size, jnp.ones(14)
-        )
-        ours, info = nuts.step(key, state, logdensity, step_size=size)
-        moved = expected.energy - 0.5 * trees.dot(expected.momentum, expected.momentum) + state.logdensity
-        numbers = info.acceptance_rate, info.energy_change, info.gradients
-        own = ours.position, *ours[2:]
-        return (own, numbers, ours), (tuple(theirs), (expected.acceptance_rate, moved, expected.num_integration_steps))
-
-    state, lengths = nuts.init(jax.random.key(0), begin(), logdensity), set[int]()
-    for i in range(60):
-        (ours, numbers, after), theirs = both(state, jax.random.key(100 + i), 0.15 if i % 2 else 1.2)
-        same((ours, numbers), theirs)
-        state = after
-        lengths.add(int(numbers[2]))
-    assert min(lengths) <= 3 and max(lengths) >= 15
-    assert any(length + 1 & length for length in lengths)  # not only whole trees
-
-
 @pytest.mark.parametrize("step_size", [0.7, 3.0, 3.6275987, 7.0, 41.0, -7.0])  # a tenth of a turn to six, and back
 def test_steps_of_hmc_are_exact_for_a_normal_part(step_size: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """A field rotates with its momentum, a number on which nothing depends moves on, without an error of the energy."""
@@ -189,21 +163,11 @@ def run(step: Any, state: Any, steps: int, key: Any) -> Any:
     return jax.tree.map(lambda x: x[steps // 2 :].mean(0), jax.lax.scan(once, state, jax.random.split(key, steps))[1])
 
 
-@pytest.mark.parametrize("name", ["mclmc", "hmc", "hmc, normal part", "nuts"])
+@pytest.mark.parametrize("name", ["mclmc", "hmc", "hmc, normal part"])
 def test_samplers_have_the_right_variances(name: str) -> None:
     init, step = {
         "mclmc": (mclmc.init, partial(mclmc.step, logdensity=logdensity, L=4.0, step_size=1.0)),
         "hmc": (hmc.init, partial(hmc.step, logdensity=logdensity, num_integration_steps=3, step_size=0.5)),
-        "nuts": (
-            nuts.init,
-            partial(
-                nuts.step,
-                logdensity=logdensity,
-                step_size=0.6,
-                inverse_mass_matrix={"noise": 0.8, "b": 1.5},
-                normal_precision={"noise": 1.0, "b": 0.0},
-            ),
-        ),
         "hmc, normal part": (
             hmc.init,
             partial(
@@ -311,42 +275,27 @@ def test_a_step_into_a_failed_simulation_is_rejected() -> None:
     same(kept.position, there.position)
 
 
-@pytest.mark.parametrize("failed", [-np.inf, np.nan])
-def test_a_trajectory_of_nuts_ends_where_a_simulation_fails(failed: float) -> None:
+@pytest.mark.parametrize("failed", [-np.inf, np.nan, np.inf])
+def test_hmc_samples_a_density_that_is_cut_where_simulations_fail(failed: float) -> None:
     def cut(x: Any) -> Any:
         return jnp.where(x["b"][0] < 1, -0.5 * trees.dot(x, x), failed)
 
     @jax.jit
     def chain(key: Any) -> Any:
-        state = nuts.init(key, {"b": jnp.asarray([0.9, 0.0])}, cut)
+        state = hmc.init(key, {"b": jnp.asarray([0.9, 0.0])}, cut)
 
         def once(state: Any, key: Any) -> Any:
-            state, info = nuts.step(key, state, cut, step_size=0.3)
-            return state, (state.position["b"][0], state.logdensity, info.nonans, info.energy_change, info.gradients)
+            state, info = hmc.step(key, state, cut, num_integration_steps=4, step_size=0.3)
+            return state, (state.position["b"][0], state.logdensity, info)
 
-        return jax.lax.scan(once, state, jax.random.split(key, 400))[1]
+        return jax.lax.scan(once, state, jax.random.split(key, 2000))[1]
 
-    x, logdensity, fine, energy, steps = map(np.asarray, chain(jax.random.key(0)))
-    assert (x < 1).all() and np.isfinite(logdensity).all() and np.isfinite(energy).all()
-    assert 0.05 < np.mean(~fine) < 0.95 and steps[~fine].mean() < steps[fine].mean()
-    assert x.mean() < -0.1  # that of a normal distribution cut at 1 is -0.29
+    x, logdensity, info = jax.tree.map(np.asarray, chain(jax.random.key(0)))
+    assert (x < 1).all() and np.isfinite(logdensity).all() and np.isfinite(info.energy_change).all()
+    assert 0.05 < np.mean(~info.nonans) < 0.5 and (info.acceptance_rate[~info.nonans] == 0).all()
+    np.testing.assert_allclose(x.mean(), -0.288, atol=0.08)  # of a normal distribution that is cut at 1
 
 
-def test_a_trajectory_of_nuts_with_a_large_error_is_no_failed_simulation() -> None:
-    """And a density that is infinite is no place to go to."""
-    state = nuts.init(jax.random.key(0), begin(), logdensity)
-    end, info = jax.jit(lambda key: nuts.step(key, state, logdensity, step_size=50.0))(jax.random.key(1))
-    assert info.nonans and info.acceptance_rate < 1e-3
-    same((end.position, end.logdensity), (state.position, state.logdensity))
-
-    def rising(x: Any) -> Any:
-        return jnp.where(x < 1, -0.5 * x**2, jnp.inf)
-
-    def once(state: Any, key: Any) -> Any:
-        state = nuts.step(key, state, rising, step_size=0.3)[0]
-        return state, state.position
-
-    start = nuts.init(jax.random.key(0), jnp.asarray(0.9), rising)
-    assert (
-        np.asarray(jax.jit(lambda k: jax.lax.scan(once, start, k)[1])(jax.random.split(jax.random.key(2), 50))) < 1
-    ).all()
+def test_the_error_of_another_sampler_says_who_has_it() -> None:
+    with pytest.raises(ValueError, match="method='nuts' must be one of mclmc, hmc; NumPyro and blackjax have others"):
+        methods.check_method("nuts")

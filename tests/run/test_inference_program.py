@@ -19,7 +19,7 @@ COUNTS = (
     SMALL.replace('"linear"\nbias = "eulerian"\nb1 = 1.8\nline_of_sight = "none"', '"lpt"\nb1 = 0.8')
     .replace("sigma = 0.5", 'kind = "poisson"\nnbar = 3.0\n[data]\nselection = "selection.npy"')
     .replace("mean = 1.5", "mean = 0.8")
-    .replace("energy_variance = 2e-4\nsteps = 36", 'method = "nuts"\nsteps = 24')
+    .replace("energy_variance = 2e-4\nsteps = 36", 'method = "hmc"\nsteps = 24')
     .replace("[devices]\n", "[devices]\nhalo = 0\n")
     .replace("a_stop = 0.5", "a_stop = 0.5\nlpt_order = 1")
     .replace(

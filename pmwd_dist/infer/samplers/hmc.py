@@ -53,7 +53,7 @@ def step(
     before = trees.normal_like(draw, state.position)  # in units of the root of the mass matrix
 
     def once(_: Any, state: IntegratorState) -> IntegratorState:
-        return leapfrog(state, size, logdensity, inverse_mass_matrix, normal_precision)
+        return _leapfrog(state, size, logdensity, inverse_mass_matrix, normal_precision)
 
     end = jax.lax.fori_loop(0, num_integration_steps, once, state._replace(momentum=before))
     # The product rounds less than the squares.
@@ -66,7 +66,7 @@ def step(
     return trees.where(accepted, end, state), info
 
 
-def leapfrog(
+def _leapfrog(
     state: IntegratorState,
     step_size: Array,
     logdensity: LogDensity,

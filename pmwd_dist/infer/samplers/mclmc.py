@@ -29,7 +29,7 @@ def unchanged(numbers: Any) -> Any:
 class IntegratorState(NamedTuple):
     """A point of a trajectory: position, momentum, log density and its gradient, as in blackjax.
 
-    Samplers with a Metropolis step draw a new momentum for each trajectory.
+    HMC draws a new momentum for each trajectory.
     After a step of MCLMC the gradient belongs to the kick point beside the position (`step`).
     """
 
@@ -44,9 +44,8 @@ class Transition(NamedTuple):
 
     Args:
       energy_change: energy error, whose variance controls the step size.
-      nonans: false for a failed simulation or a position that is not finite, where the state stays as before; a
-        trajectory of NUTS ends there.
-      acceptance_rate: acceptance probability; for NUTS the mean over a trajectory, for MCLMC 1.
+      nonans: false for a failed simulation or a position that is not finite, where the state stays as before.
+      acceptance_rate: acceptance probability, 1 for MCLMC.
       gradients: number of gradients.
     """
 

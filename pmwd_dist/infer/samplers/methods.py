@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -12,12 +11,11 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.infer.samplers import hmc, mclmc, nuts
+from pmwd_dist.infer.samplers import hmc, mclmc
 from pmwd_dist.infer.samplers.mclmc import Agree, IntegratorState, LogDensity, Transition, unchanged
 
 TRAJECTORY = math.pi / 2  # mean length of the trajectories of HMC: a quarter of the period of unit variances
-Method = Literal["mclmc", "hmc", "nuts"]
-NEEDS_BLACKJAX = "needs blackjax; `pip install '.[nuts]'`, or use another method"
+Method = Literal["mclmc", "hmc"]
 
 
 class Tuning(NamedTuple):
@@ -35,11 +33,10 @@ class Tuning(NamedTuple):
 
 
 def check_method(method: str) -> None:
-    """Raise ValueError unless the sampler exists and its packages are installed."""
+    """Raise ValueError unless the sampler exists."""
     if method not in get_args(Method):
-        raise ArgumentError("method", method, f"must be one of {', '.join(get_args(Method))}")
-    if method == "nuts" and find_spec("blackjax") is None:
-        raise ArgumentError("method", method, NEEDS_BLACKJAX)
+        remedy = "NumPyro and blackjax have others, for posterior.numpyro_model and posterior.logdensity"
+        raise ArgumentError("method", method, f"must be one of {', '.join(get_args(Method))}", remedy)
 
 
 def transition(
@@ -52,7 +49,7 @@ def transition(
     fraction: Array,
     agree: Agree = unchanged,
 ) -> tuple[IntegratorState, Transition]:
-    """A step of MCLMC, or a trajectory of HMC or NUTS.
+    """A step of MCLMC, or a trajectory of HMC.
 
     The state is one of `mclmc.init` or of the previous transition. Trajectories are 2 L fraction long, since a fixed
     length could be a period: `fraction` is a uniform random number, the same for all chains of a batch so that none
@@ -64,11 +61,8 @@ def transition(
         state, info = mclmc.step(key, state, logdensity, L=tuning.L, **options)
         return _agreed(state, agree), info
     options["normal_precision"] = jax.tree.map(lambda x: 1.0 if x.ndim else 0.0, state.position)
-    if method == "nuts":
-        after, info = nuts.step(key, state, logdensity, **options)
-    else:
-        count = jnp.maximum(jnp.ceil(2 * fraction * jnp.asarray(tuning.L) / tuning.step_size), 1).astype(int)
-        after, info = hmc.step(key, state, logdensity, num_integration_steps=count, **options)
+    count = jnp.maximum(jnp.ceil(2 * fraction * jnp.asarray(tuning.L) / tuning.step_size), 1).astype(int)
+    after, info = hmc.step(key, state, logdensity, num_integration_steps=count, **options)
     return _agreed(after._replace(momentum=state.momentum), agree), info
 
 

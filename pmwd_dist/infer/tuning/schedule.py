@@ -2,8 +2,8 @@
 
 Posteriors of N-body simulations have other maxima at more evolved universes, in which chains can be stuck. Large scales
 settle before small ones where the weight of the likelihood, a power to which it is raised, grows evenly in its
-logarithm. HMC and NUTS begin as MCLMC, which reaches the posterior in fewer gradients, and run themselves in the
-last stage (Robnik & Seljak 2023 for MCLMC).
+logarithm. HMC begins as MCLMC, which reaches the posterior in fewer gradients, and runs itself in the last stage
+(Robnik & Seljak 2023 for MCLMC).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Schedule:
     Args:
       positions: positions of the chains, with a leading axis.
       steps: number of steps, rounded to whole blocks.
-      method: sampler to tune; NUTS is tuned as HMC.
+      method: sampler to tune.
       energy_variance: target variance of the energy error of a step of MCLMC, per dimension.
       stages: table of the stages.
 
@@ -141,11 +141,10 @@ class Schedule:
     def blocks(self) -> list[PlannedBlock]:
         """All blocks in their order."""
         planned = list[PlannedBlock]()
-        own: Method = "hmc" if self.method == "nuts" else self.method
         before = 1.0, "mclmc"  # density and sampler of the states to begin with
         for stage in self.stages:
             count = max(1, round(stage.share * self.steps / block_length(self.steps)))
-            method = own if stage.own_sampler else "mclmc"
+            method = self.method if stage.own_sampler else "mclmc"
             for i in range(count):
                 weight = stage.weight ** (1 - i / count)
                 other, before = (weight, method) != before, (weight, method)

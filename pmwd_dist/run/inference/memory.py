@@ -24,7 +24,6 @@ MOST_FIELDS = 40  # draws of the noise that the verdict looks at
 # Fields of the lattice.
 _LEAST = 4  # of each chain: position, momentum, slope, and the gradient
 _CHAIN = 12  # of each chain: position, momentum and slope, as argument and result of a chunk, and twice in its loop
-_TREE = 74  # of each chain of NUTS: ends of its trajectory, and momenta where parts of it begin
 _SHARED = 7  # mean of the noise and its squares, as argument and result; the data; a field that is added to these
 
 
@@ -69,13 +68,12 @@ def inference_memory(settings: InferenceSettings, model: infer.Model, axis: str 
     groups, field = _groups(model.config), _field(model.config)
     chains, shared = sampler.chains // groups, resources.device_limit() is None
     gradients = resources.planned(_gradients(model, sampler.chains, axis))
-    state = _CHAIN + _TREE * (sampler.method == "nuts")
     kept = sampler.steps // (sampler.thin * sampler.chunk) * sampler.chains
     on_host = 2 * kept * decomposition.size / decomposition.mesh.size * shared
     return InferenceMemory(
         chains=chains,
         gradients=gradients,
-        sampler=int((state * chains + _SHARED) * field),
+        sampler=int((_CHAIN * chains + _SHARED) * field),
         verdict=int((on_host + min(kept, MOST_FIELDS)) * field + gradients / chains),
         program=int(RUNTIME * shared),
     )

@@ -202,10 +202,8 @@ class Start(Section):
 class Sampler(Section):
     """The chains."""
 
-    method: Literal["mclmc", "hmc", "nuts"] = about(
-        "mclmc (one gradient a step), hmc (a step is a trajectory that is accepted or rejected) "
-        "or nuts (a trajectory that ends where it turns; needs blackjax)",
-        "mclmc",
+    method: Literal["mclmc", "hmc"] = about(
+        "mclmc (one gradient a step) or hmc (a step is a trajectory that is accepted or rejected)", "mclmc"
     )
     chains: int = about("number of chains", 4, ge=1, le=1024)
     chain_devices: int | None = about(

@@ -240,14 +240,11 @@ def _truth(settings: InferenceSettings) -> Problems:
 
 
 def _chains(settings: InferenceSettings) -> Problems:
-    from pmwd_dist.infer.samplers.methods import NEEDS_BLACKJAX
     from pmwd_dist.infer.tuning.step_size import ENERGY_VARIANCE
 
     start, sampler = settings.start, settings.sampler
     if start.begin == "map" and find_spec("optax") is None:
         yield "start.begin = \"map\": needs optax; `pip install '.[infer]'`, or use another start"
-    if sampler.method == "nuts" and find_spec("blackjax") is None:
-        yield f'sampler.method = "nuts": {NEEDS_BLACKJAX}'
     if sampler.steps % (sampler.thin * sampler.chunk):
         yield f"sampler.steps = {sampler.steps}: must be a multiple of thin * chunk = {sampler.thin * sampler.chunk}"
     if sampler.method != "mclmc" and sampler.energy_variance != ENERGY_VARIANCE:
