@@ -28,7 +28,7 @@ import numpy as np
 from scipy.stats import qmc
 
 import pmwd_dist as pmd
-from pmwd_dist import infer
+from pmwd_dist import observe
 from pmwd_dist.cosmology.linear_power import sigma8_of_A_s
 
 PLANCK = {"Omega_b": 0.0489, "Omega_k": 0.0, "wa": 0.0, "h": 0.6774}
@@ -84,18 +84,18 @@ def emulated(path: Path, every: Sequence[Any]) -> list[Any]:
 
 
 def mean_power(
-    correction: pmd.ForceCorrection, like: infer.ForceReference, cosmo: Any, pairs: int, seed: int
+    correction: pmd.ForceCorrection, like: observe.ForceReference, cosmo: Any, pairs: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """k, and the mean P of fixed and paired runs of a cosmology."""
-    config, table, found = like.config, pmd.growth_table(cosmo), list[infer.ForceError]()
+    config, table, found = like.config, pmd.growth_table(cosmo), list[observe.ForceError]()
     for i in range(2 * pairs):
         noise = pmd.white_noise(jax.random.key(seed + i // 2), config, nested=True, fixed=True, paired=bool(i % 2))
         particles = pmd.lpt(pmd.linear_modes(noise, table, config), table, config)
-        found.append(infer.force_error(correction, replace(like, particles=particles, table=table)))
+        found.append(observe.force_error(correction, replace(like, particles=particles, table=table)))
     return np.asarray(found[0].k, float), np.mean([np.asarray(one.power, float) for one in found], axis=0)
 
 
-def level(references: Sequence[infer.ForceReference], every: Sequence[Any], powers: Sequence[Any], pairs: int) -> Any:
+def level(references: Sequence[observe.ForceReference], every: Sequence[Any], powers: Sequence[Any], pairs: int) -> Any:
     """P(k) of the emulator over P(k) of the references: a polynomial in k and sigma8 D1, 1 for long waves.
 
     The first is taken over the mean P of runs without a correction, the last over P of such a run with the same modes.
@@ -104,7 +104,7 @@ def level(references: Sequence[infer.ForceReference], every: Sequence[Any], powe
     spacing = config.box_size[0] / config.particle_shape[0]
     none = pmd.ForceCorrection(spacing)
 
-    def terms(reference: infer.ForceReference, x: np.ndarray) -> np.ndarray:
+    def terms(reference: observe.ForceReference, x: np.ndarray) -> np.ndarray:
         s = np.asarray(reference.table.cosmo.sigma8 * reference.table.D1(np.asarray(SCALE_FACTORS)), float)
         return np.stack([np.outer(s**q, x**p) for p in (2, 3, 4) for q in (0, 1, 2)], axis=-1)
 
@@ -112,7 +112,7 @@ def level(references: Sequence[infer.ForceReference], every: Sequence[Any], powe
     for reference, cosmo, power in zip(references, every, powers, strict=True):
         if power is not None:
             k, mean = mean_power(none, reference, cosmo, pairs, 500)
-            x, ratio = k * spacing / math.pi, infer.force_error(none, reference).power_ratio
+            x, ratio = k * spacing / math.pi, observe.force_error(none, reference).power_ratio
             left.append(terms(reference, x) * x[:, None])  # weight: number of modes
             right.append(np.log(power(k) / mean * np.asarray(ratio, float)) * x)
     fit = np.linalg.lstsq(np.concatenate(left).reshape(-1, 9), np.concatenate(right).ravel())[0]
@@ -121,7 +121,7 @@ def level(references: Sequence[infer.ForceReference], every: Sequence[Any], powe
     return lambda reference: np.exp(terms(reference, x) @ fit).astype(np.float32)
 
 
-def rows(label: str, found: infer.ForceError, spacing: float) -> list[str]:
+def rows(label: str, found: observe.ForceError, spacing: float) -> list[str]:
     """Rows of the table, one for each scale factor."""
     x = np.asarray(found.k) * spacing / math.pi
     near = [int(np.argmin(abs(x - fraction))) for fraction in FRACTIONS]
@@ -130,7 +130,7 @@ def rows(label: str, found: infer.ForceError, spacing: float) -> list[str]:
     return [f"| {label} | {a:g} | {' | '.join(c)} |" for a, c in zip(SCALE_FACTORS, cells, strict=True)]
 
 
-def bands(correction: pmd.ForceCorrection, like: infer.ForceReference, test: Any, pairs: int) -> np.ndarray:
+def bands(correction: pmd.ForceCorrection, like: observe.ForceReference, test: Any, pairs: int) -> np.ndarray:
     """ln P of fixed and paired runs, and of the emulator, in bands of k."""
     cosmo, power = test
     k, mean = mean_power(correction, like, cosmo, pairs, 1000)
@@ -141,16 +141,16 @@ def bands(correction: pmd.ForceCorrection, like: infer.ForceReference, test: Any
     return np.array([wanted + np.log(mean / power(k) @ weight), wanted])
 
 
-def against_references(corrections: dict[str, pmd.ForceCorrection], held: Sequence[infer.ForceReference]) -> None:
+def against_references(corrections: dict[str, pmd.ForceCorrection], held: Sequence[observe.ForceReference]) -> None:
     """Print P and r in the runs of references."""
     print(f"\n| seed | a | {' | '.join(f'{f:g} k_Ny' for f in FRACTIONS)} |\n|{'---|' * (2 + len(FRACTIONS))}")
     for i, reference in enumerate(held):
         for label, used in corrections.items():
-            print("\n".join(rows(f"{i} {label}", infer.force_error(used, reference), used.spacing)), flush=True)
+            print("\n".join(rows(f"{i} {label}", observe.force_error(used, reference), used.spacing)), flush=True)
 
 
 def against_emulator(
-    corrections: dict[str, pmd.ForceCorrection], like: infer.ForceReference, tests: dict[str, Any], pairs: int
+    corrections: dict[str, pmd.ForceCorrection], like: observe.ForceReference, tests: dict[str, Any], pairs: int
 ) -> dict[str, np.ndarray]:
     """Print ln P and its derivatives, less the emulator's, in per cent, and d ln P / d ln sigma8 relative to it."""
     found = dict[str, np.ndarray]()
@@ -194,14 +194,14 @@ def largest_error(found: dict[str, np.ndarray]) -> tuple[float, float]:
     return round(float(worst[:4].max()), 2), round(float(worst[:8].max()), 2)
 
 
-def train_and_judge(cells: int, made: Sequence[infer.ForceReference], tests: dict[str, Any], options: Any) -> None:
+def train_and_judge(cells: int, made: Sequence[observe.ForceReference], tests: dict[str, Any], options: Any) -> None:
     """Train a correction with so many cells a particle, write it, and print its tables."""
 
-    def own(steps: int) -> list[infer.ForceReference]:
+    def own(steps: int) -> list[observe.ForceReference]:
         n, spacing = options.particles, options.spacing
         return [replace(one, config=pmd.Config(spacing * n, cells * n, n, steps=steps)) for one in made]
 
-    correction, history = infer.train_force(
+    correction, history = observe.train_force(
         pmd.ForceCorrection(options.spacing, cells=cells, steps=(options.steps, options.steps)),
         own(options.steps)[: options.train],
         steps=options.iterations,
@@ -257,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     config = pmd.Config(spacing * n, options.cells[0] * n, n, steps=options.steps)
     made = [
-        infer.force_reference(
+        observe.force_reference(
             jax.random.key(i // 2),
             cosmo,
             config,

@@ -21,11 +21,6 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.infer.fit import Check as Check
     from pmwd_dist.infer.fit import check_fit as check_fit
     from pmwd_dist.infer.fit import check_prior as check_prior
-    from pmwd_dist.infer.force_training import ForceError as ForceError
-    from pmwd_dist.infer.force_training import ForceReference as ForceReference
-    from pmwd_dist.infer.force_training import force_error as force_error
-    from pmwd_dist.infer.force_training import force_reference as force_reference
-    from pmwd_dist.infer.force_training import train_force as train_force
     from pmwd_dist.infer.forward import LinearField as LinearField
     from pmwd_dist.infer.forward import Simulation as Simulation
     from pmwd_dist.infer.galaxies import LagrangianGalaxies as LagrangianGalaxies

@@ -11,7 +11,7 @@ import problems
 import pytest
 
 import pmwd_dist as pmd
-from pmwd_dist import infer
+from pmwd_dist import observe
 
 COSMO = problems.cosmology()
 
@@ -24,27 +24,27 @@ def configure(decomposition: pmd.Decomposition, mesh: int, halo: Any = 4) -> pmd
 def test_training_finds_the_force_of_the_references(decomposition: pmd.Decomposition) -> None:
     """References with a known factor of the potential, and one of another seed to judge by."""
     config, teacher = configure(decomposition, 8), pmd.ForceCorrection(2.0, np.full((9, 5), 0.4))
-    plain = [infer.force_reference(jax.random.key(i), COSMO, config, config, [1.0]) for i in range(2)]
-    same = infer.force_error(None, plain[1])
+    plain = [observe.force_reference(jax.random.key(i), COSMO, config, config, [1.0]) for i in range(2)]
+    same = observe.force_error(None, plain[1])
     assert same.k.shape == (4,)
     np.testing.assert_allclose(same.power_ratio, 1, rtol=1e-10)
     np.testing.assert_allclose(same.decorrelation, 0, atol=1e-10)
 
     @jax.jit
-    def taught(reference: infer.ForceReference) -> infer.ForceReference:
+    def taught(reference: observe.ForceReference) -> observe.ForceReference:
         end = pmd.nbody(reference.particles, reference.table, config, potential_factor=teacher).particles
         density = pmd.density(end, configure(decomposition, 16, halo="auto"))
         return eqx.tree_at(lambda reference: reference.densities, reference, density[None])
 
     train, judge = map(taught, plain)
-    correction, history = infer.train_force(pmd.ForceCorrection(2.0), [train], steps=12, learning_rate=0.05)
+    correction, history = observe.train_force(pmd.ForceCorrection(2.0), [train], steps=12, learning_rate=0.05)
     assert history[-1] < 0.3 * history[0]
-    without, found = infer.force_error(None, judge), infer.force_error(correction, judge)
+    without, found = observe.force_error(None, judge), observe.force_error(correction, judge)
     assert np.abs(np.log(found.power_ratio)).mean() < 0.5 * np.abs(np.log(without.power_ratio)).mean()
     assert (np.asarray(found.decorrelation) < np.asarray(without.decorrelation)).all()
 
     level = eqx.tree_at(lambda reference: reference.level, judge, np.asarray(2.0))
-    half = infer.force_error(correction, level)
+    half = observe.force_error(correction, level)
     np.testing.assert_allclose(half.power_ratio, found.power_ratio / 2, rtol=1e-10)
     np.testing.assert_array_equal(half.power, found.power)
 
@@ -52,9 +52,9 @@ def test_training_finds_the_force_of_the_references(decomposition: pmd.Decomposi
 def test_a_correction_of_the_package_has_the_power_of_a_finer_run(single: pmd.Decomposition) -> None:
     config = pmd.Config(64.0, 16, steps=10, decomposition=single)
     fine = pmd.Config(64.0, 64, 32, steps=20, decomposition=single)
-    reference = infer.force_reference(jax.random.key(4), COSMO, config, fine, [1.0], fixed=True)
+    reference = observe.force_reference(jax.random.key(4), COSMO, config, fine, [1.0], fixed=True)
     without, found = (
-        np.abs(np.log(infer.force_error(used, reference).power_ratio))[0, 4:].mean()
+        np.abs(np.log(observe.force_error(used, reference).power_ratio))[0, 4:].mean()
         for used in (None, pmd.ForceCorrection.auto(config))
     )
     assert found < 0.5 * without

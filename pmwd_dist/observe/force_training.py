@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -24,7 +23,6 @@ from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm.force_correction import ForceCorrection
 from pmwd_dist.pm.lpt import lpt
 from pmwd_dist.pm.modes import linear_modes
-from pmwd_dist.pm.nbody import nbody
 from pmwd_dist.pm.noise import white_noise
 from pmwd_dist.pm.paint import density
 from pmwd_dist.pm.particles import Particles
@@ -95,14 +93,13 @@ def force_reference(
     Raises:
       SimulationError: the finer simulation fails.
     """
-    table, measured = growth_table(cosmo), _measured(fine, config)
+    table, times = growth_table(cosmo), tuple(float(a) for a in scale_factors)
 
     def start(config: Config) -> Particles:
         noise = white_noise(key, config, nested=True, fixed=fixed, paired=paired)
         return lpt(linear_modes(noise, cosmo, config), table, config)
 
-    solution = nbody(start(fine), table, fine, saveat=_saved(measured, scale_factors)).raise_if_failed()
-    times = tuple(float(a) for a in scale_factors)
+    solution = _run(start(fine), table, fine, _measured(fine, config), times).raise_if_failed()
     return ForceReference(config, times, start(config), table, solution.snapshots, jnp.ones(()))
 
 
@@ -111,13 +108,7 @@ def force_error(correction: ForceCorrection | None, reference: ForceReference) -
     """P(k) and r(k) of a simulation with a correction, or without one, against its reference."""
     config, times = reference.config, reference.scale_factors
     measured = _measured(config, config)
-    solution = nbody(
-        reference.particles,
-        reference.table,
-        config,
-        saveat=_saved(measured, times),
-        potential_factor=correction,
-    )
+    solution = _run(reference.particles, reference.table, config, measured, times, correction)
     nyquist = math.pi * min(n / side for n, side in zip(config.particle_shape, config.box_size, strict=True))
     keep = math.floor(nyquist * max(config.box_size) / (2 * math.pi) + 1e-6)
 
@@ -161,8 +152,8 @@ def train_force(
       SimulationError: a simulation fails.
 
     Examples:
-      >>> references = [infer.force_reference(jax.random.key(i), cosmo, config, fine) for i in range(4)]
-      >>> correction, history = infer.train_force(pmd.ForceCorrection(spacing=2.0), references)
+      >>> references = [observe.force_reference(jax.random.key(i), cosmo, config, fine) for i in range(4)]
+      >>> correction, history = observe.train_force(pmd.ForceCorrection(spacing=2.0), references)
     """
     import optax
 
@@ -193,8 +184,20 @@ def _measured(config: Config, like: Config) -> Config:
     return replace(config, mesh_shape=(2 * x, 2 * y, 2 * z), halo="auto")  # a fixed halo is in cells
 
 
-def _saved(config: Config, scale_factors: Sequence[float]) -> diffrax.SaveAt:
-    """Densities on the mesh of a config."""
+def _run(
+    particles: Particles,
+    table: GrowthTable,
+    config: Config,
+    measured: Config,
+    scale_factors: tuple[float, ...],
+    correction: ForceCorrection | None = None,
+) -> Any:
+    """The solution of a simulation whose snapshots are densities on the mesh of `measured`."""
+    import diffrax
+
+    from pmwd_dist.pm.nbody import nbody  # which imports diffrax
+
     with jax.ensure_compile_time_eval():
-        times = jnp.asarray(list(scale_factors), float)
-    return diffrax.SaveAt(ts=times, fn=lambda _, particles, *__: density(particles, config))
+        times = jnp.asarray(scale_factors, float)
+    saveat = diffrax.SaveAt(ts=times, fn=lambda _, particles, *__: density(particles, measured))
+    return nbody(particles, table, config, saveat=saveat, potential_factor=correction)
