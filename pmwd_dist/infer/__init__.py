@@ -15,8 +15,8 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.infer.chain.diagnostics import rhat as rhat
     from pmwd_dist.infer.chain.diagnostics import step_bias as step_bias
     from pmwd_dist.infer.chain.diagnostics import summary as summary
+    from pmwd_dist.infer.chain.export import as_arviz as as_arviz
     from pmwd_dist.infer.chain.export import as_getdist as as_getdist
-    from pmwd_dist.infer.chain.export import save_arviz as save_arviz
     from pmwd_dist.infer.chain.folder import load_chain as load_chain
     from pmwd_dist.infer.fit import Check as Check
     from pmwd_dist.infer.fit import check_fit as check_fit

@@ -1,54 +1,51 @@
-"""Chains for other libraries: ArviZ, as netCDF 4 files or zarr stores, and GetDist (Lewis 2019, 1910.13970)."""
+"""Chains for other libraries: xarray, for ArviZ and for files, and GetDist (Lewis 2019, 1910.13970)."""
 
 from __future__ import annotations
 
-import shutil
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._files import atomic_write, exists, temporary
 from pmwd_dist.infer.chain.chain import Chain
 
-Coordinates = dict[str, np.ndarray]
-Variables = dict[str, tuple[np.ndarray, tuple[str, ...]]]
-_LIBRARY = {"inference_library": "pmwd_dist"}
 
-
-def save_arviz(chain: Chain, path: str | Path) -> Path:
-    """Write a chain for ArviZ, to open with `arviz.from_netcdf(path)` or `xarray.open_datatree(path)`.
+def as_arviz(chain: Chain) -> Any:
+    """The chain as `xarray.DataTree`, the format of ArviZ. Before ArviZ 1.0 `arviz.from_datatree` converts it.
 
     The group posterior has the parameters. The group sample_stats has lp, the log density; energy_change, the energy
     error of the step before each draw; and projection and power of the white noise at wavenumbers k [h/Mpc]
     (`chain.scales`). The white noise itself is in the group noise with its draws, since functions of a posterior expect
-    all draws of each variable. A zarr store has one file for each of these fields.
+    all draws of each variable. Methods of the tree write files, netCDF and zarr among them.
 
     Args:
       chain: chain from `sample` or `load_chain`.
-      path: path of the file, or of a zarr store if it ends with .zarr.
 
     Raises:
-      ValueError: the path of a store exists, or h5netcdf, or zarr for stores, is not installed.
-      OSError: the file can't be written.
+      ImportError: xarray is not installed.
+
+    Examples:
+      >>> infer.as_arviz(chain).to_netcdf("chain.nc")
     """
-    path = Path(path)
-    library, other = ("zarr", ".nc") if path.suffix == ".zarr" else ("h5netcdf", ".zarr")
-    if find_spec(library) is None:
-        extra = "zarr" if library == "zarr" else "arviz"
-        raise ArgumentError(
-            "path", str(path), f"needs {library}", f"`pip install '.[{extra}]'`, or end it with {other}"
-        )
-    if library == "zarr":
-        if exists(path):
-            raise ArgumentError("path", str(path), "is there", "remove it, or use another path")
-        _write_store(path, _groups(chain))
-    else:
-        with atomic_write(path) as aside:
-            _write_netcdf(aside, _groups(chain))
-    return path
+    from xarray import Dataset, DataTree
+
+    count, draws = chain.logdensity.shape
+    drawn, coordinates = ("chain", "draw"), {"chain": np.arange(count), "draw": np.arange(draws)}
+    thin = chain.energy_change.shape[1] // draws
+    stats: Any = {"lp": (drawn, chain.logdensity), "energy_change": (drawn, chain.energy_change[:, thin - 1 :: thin])}
+    if chain.powers:
+        for name, table in (("projection", chain.projections), ("power", chain.powers)):
+            stats[name] = (*drawn, "k"), np.stack(list(table.values()), axis=-1)
+        stats["k"] = list(chain.powers)
+    groups = {
+        "posterior": Dataset({name: (drawn, x) for name, x in chain.parameters.items()}, coordinates),
+        "sample_stats": Dataset(stats, coordinates),
+    }
+    if chain.noise is not None:
+        every = draws // len(chain.noise)
+        last = coordinates | {"draw": np.arange(every - 1, draws, every)}
+        groups["noise"] = Dataset({"noise": ((*drawn, "x", "y", "z"), np.moveaxis(chain.noise, 1, 0))}, last)
+    return DataTree.from_dict(groups)
 
 
 def as_getdist(chain: Chain, **options: Any) -> Any:
@@ -71,65 +68,3 @@ def as_getdist(chain: Chain, **options: Any) -> Any:
     samples = np.stack([chain.parameters[name] for name in names], axis=-1)
     given: dict[str, Any] = {"names": names, "labels": names, "sampler": "mcmc"}
     return MCSamples(samples=list(samples), loglikes=list(-chain.logdensity), **(given | options))
-
-
-def _groups(chain: Chain) -> dict[str, tuple[Variables, Coordinates]]:
-    """Variables, coordinates among them, and coordinates of each group."""
-    count, draws = chain.logdensity.shape
-    coordinates = {"chain": np.arange(count), "draw": np.arange(draws)}
-    thin = chain.energy_change.shape[1] // draws
-    stats: Variables = {
-        "lp": (chain.logdensity, ("chain", "draw")),
-        "energy_change": (chain.energy_change[:, thin - 1 :: thin], ("chain", "draw")),
-    }
-    of_stats = dict(coordinates)
-    for name, table in (("projection", chain.projections), ("power", chain.powers)):
-        if table:
-            stats[name] = np.stack(list(table.values()), axis=-1), ("chain", "draw", "k")
-            of_stats["k"] = np.array(list(table))
-    posterior: Variables = {name: (x, ("chain", "draw")) for name, x in chain.parameters.items()}
-    groups = {"posterior": (posterior, coordinates), "sample_stats": (stats, of_stats)}
-    if chain.noise is not None:
-        kept = np.moveaxis(chain.noise, 1, 0)
-        every = draws // kept.shape[1]
-        cells = {axis: np.arange(size) for axis, size in zip("xyz", kept.shape[2:], strict=True)}
-        of_noise = coordinates | {"draw": np.arange(every - 1, draws, every)} | cells
-        groups["noise"] = {"noise": (kept, tuple(of_noise))}, of_noise
-    as_variables = {name: {axis: (x, (axis,)) for axis, x in axes.items()} for name, (_, axes) in groups.items()}
-    return {name: (as_variables[name] | variables, axes) for name, (variables, axes) in groups.items()}
-
-
-def _write_netcdf(path: Path, groups: dict[str, tuple[Variables, Coordinates]]) -> None:
-    import h5netcdf
-
-    with h5netcdf.File(path, "w") as file:
-        for name, (variables, coordinates) in groups.items():
-            group = file.create_group(name)
-            group.attrs.update(_LIBRARY)
-            group.dimensions = {name: len(values) for name, values in coordinates.items()}
-            for variable, (values, dimensions) in variables.items():
-                group.create_variable(variable, dimensions, data=values)
-
-
-def _write_store(path: Path, groups: dict[str, tuple[Variables, Coordinates]]) -> None:
-    """Write a store with named dimensions; if that fails, nothing is left."""
-    import zarr
-
-    aside = temporary(path)
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
-    try:
-        store: Any = zarr.open_group(aside, mode="w", zarr_format=2)  # has a summary of all metadata
-        for path_of_group, (variables, _) in groups.items():
-            group = store.create_group(path_of_group, attributes=_LIBRARY)
-            for name, (values, dimensions) in variables.items():
-                chunks = (1, 1, *values.shape[2:]) if len(dimensions) > 3 else values.shape
-                # A fill value would be read as missing, so zeros must be written. Fields exceed the limits of codecs.
-                storage: Any = {"fill_value": None, "config": {"write_empty_chunks": True}, "compressors": None}
-                data = group.create_array(name, data=values, chunks=chunks, **storage)
-                data.attrs["_ARRAY_DIMENSIONS"] = list(dimensions)  # as xarray names them
-        zarr.consolidate_metadata(aside)
-        aside.rename(path)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
