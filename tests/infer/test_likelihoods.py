@@ -242,7 +242,14 @@ def test_an_array_with_an_empty_mask_is_one_without(config: pmd.Config, field: n
         (lambda: infer.Gaussian(1.0, k_max="0.1"), "k_max='0.1' must be positive"),
         (lambda: infer.Poisson(1.0, selection=np.zeros(SHAPE)), "selection is 0 in every cell; it is"),
         (lambda: infer.Poisson(1.0, selection=FRONT, mask=1 - FRONT), "0 in every cell that the mask shows"),
-        (lambda: infer.Poisson(1.0, selection=-np.ones(SHAPE)), "selection holds negative or no numbers"),
+        (
+            lambda: infer.Gaussian(FRONT[:2] + 1, mask=FRONT),
+            r"sigma.shape=.2, 6, 5. must be that of the mask",
+        ),
+        (
+            lambda: infer.Poisson(1.0, selection=-np.ones(SHAPE)),
+            "selection must be 0 or more and finite",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(make: Any, message: str) -> None:
