@@ -50,34 +50,32 @@ class Normal:
     high: float = math.inf
 
     def __post_init__(self):
-        _check_finite(self, "mean", "sd", positive=("sd",))
-        _check_bounds(self)
-        below, above = self._tails
-        if 1 - below - above < 1e-6:
+        _check_numbers(self, infinite=("low", "high"))
+        _, _, between = self._shares
+        if between < 1e-6:
             constraint = f"leaves less than 1e-6 of Normal({self.mean}, {self.sd}) up to high={self.high}"
             raise ArgumentError("low", self.low, constraint, "widen the bounds, or use Uniform")
 
     @property
-    def _tails(self) -> tuple[float, float]:
-        """Probabilities below and above the bounds."""
+    def _shares(self) -> tuple[float, float, float]:
+        """Probabilities below, above and between the bounds."""
         low, high = (self.low - self.mean) / self.sd, (self.high - self.mean) / self.sd
-        return math.erfc(-low / math.sqrt(2)) / 2, math.erfc(high / math.sqrt(2)) / 2
+        below, above = math.erfc(-low / math.sqrt(2)) / 2, math.erfc(high / math.sqrt(2)) / 2
+        return below, above, 1 - below - above
 
     def forward(self, u: ArrayLike) -> Array:
         """The parameter at u, by quantiles from the nearer end, which keep their precision."""
         u = jnp.asarray(u, float)
         if math.isinf(self.low) and math.isinf(self.high):
             return self.mean + self.sd * u
-        below, above = self._tails
-        return jnp.clip(self.mean + self.sd * _truncated(u, below, above, 1 - below - above), self.low, self.high)
+        return jnp.clip(self.mean + self.sd * _truncated(u, *self._shares), self.low, self.high)
 
     def inverse(self, value: ArrayLike) -> Array:
         """The u of a parameter."""
         x = (jnp.asarray(value, float) - self.mean) / self.sd
         if math.isinf(self.low) and math.isinf(self.high):
             return x
-        below, above = self._tails
-        return _untruncated(x, below, above, 1 - below - above)
+        return _untruncated(x, *self._shares)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
@@ -118,14 +116,13 @@ class Uniform:
     high: float
 
     def __post_init__(self):
-        _check_finite(self, "low", "high")
-        _check_bounds(self)
+        _check_numbers(self)
 
     def forward(self, u: ArrayLike) -> Array:
         """The parameter at u, by quantiles from the nearer end."""
-        u, width = jnp.asarray(u, float), self.high - self.low
-        left = self.low + width * ndtr(jnp.where(u < 0, u, 0))
-        return jnp.where(u < 0, left, self.high - width * ndtr(jnp.where(u < 0, 0, -u)))
+        u = jnp.asarray(u, float)
+        tail = (self.high - self.low) * ndtr(jnp.where(u < 0, u, -u))
+        return jnp.where(u < 0, self.low + tail, self.high - tail)
 
     def inverse(self, value: ArrayLike) -> Array:
         """The u of a parameter."""
@@ -150,7 +147,7 @@ class LogNormal:
     sd: float
 
     def __post_init__(self):
-        _check_finite(self, "median", "sd", positive=("median", "sd"))
+        _check_numbers(self)
 
     def forward(self, u: ArrayLike) -> Array:
         """The parameter at u."""
@@ -200,18 +197,12 @@ def unwhiten(white: Mapping[str, ArrayLike], priors: Mapping[str, Prior]) -> dic
     return {name: priors[name].forward(u) for name, u in white.items()}
 
 
-def _check_finite(prior: Any, *names: str, positive: tuple[str, ...] = ()) -> None:
-    for name in names:
-        value = getattr(prior, name)
-        if not isinstance(value, Real) or not math.isfinite(value):
-            raise ArgumentError(name, value, "must be a finite number")
-        if name in positive and not float(value) > 0:
+def _check_numbers(prior: Any, infinite: tuple[str, ...] = ()) -> None:
+    """Raise ValueError unless all fields are finite numbers, medians and widths positive, and bounds in order."""
+    for name, value in vars(prior).items():
+        if not isinstance(value, Real) or not (name in infinite or math.isfinite(value)):
+            raise ArgumentError(name, value, "must be a number" if name in infinite else "must be a finite number")
+        if name in ("median", "sd") and not float(value) > 0:
             raise ArgumentError(name, value, "must be positive")
-
-
-def _check_bounds(prior: Any) -> None:
-    for name in ("low", "high"):
-        if not isinstance(getattr(prior, name), Real):
-            raise ArgumentError(name, getattr(prior, name), "must be a number")
-    if not prior.low < prior.high:
+    if hasattr(prior, "low") and not prior.low < prior.high:
         raise ArgumentError("low", prior.low, f"must be less than high={prior.high}")
