@@ -49,8 +49,7 @@ def ess_bulk(x: Chains) -> float:
 def ess_tail(x: Chains) -> float:
     """Effective sample size of the tails: the smaller size of the 5 % and 95 % quantiles."""
     x = _checked(x)
-    sizes = [_ess(_split((x <= np.quantile(x, q)).astype(float))) for q in (0.05, 0.95)]
-    return min(sizes)
+    return min(_ess(_split((x <= np.quantile(x, q)).astype(float))) for q in (0.05, 0.95))
 
 
 def ess_mean(x: Chains) -> float:
@@ -64,12 +63,12 @@ def summary(draws: Mapping[str, Chains]) -> dict[str, dict[str, float]]:
     Examples:
       >>> infer.summary(chain.parameters)["b1"]
     """
-    functions = {"rhat": rhat, "ess_bulk": ess_bulk, "ess_tail": ess_tail}
-    table: dict[str, dict[str, float]] = {}
-    for name, x in draws.items():
+
+    def row(x: Chains) -> dict[str, float]:
         moments = {"mean": float(np.mean(x)), "sd": float(np.std(x, ddof=1))}
-        table[name] = moments | {key: function(np.asarray(x, float)) for key, function in functions.items()}
-    return table
+        return moments | {"rhat": rhat(x), "ess_bulk": ess_bulk(x), "ess_tail": ess_tail(x)}
+
+    return {name: row(x) for name, x in draws.items()}
 
 
 def evaluations_per_ess(draws: Mapping[str, Chains], evaluations: int) -> float:
@@ -77,17 +76,16 @@ def evaluations_per_ess(draws: Mapping[str, Chains], evaluations: int) -> float:
 
     Effective sample sizes are `ess_mean`.
     """
-    sizes = [ess_mean(np.asarray(x, float)) for x in draws.values()]
-    return evaluations * float(np.mean([1 / size for size in sizes]))
+    return evaluations * float(np.mean([1 / ess_mean(x) for x in draws.values()]))
 
 
-def stuck(x: Chains, share: float = 0.5) -> dict[int, int]:
-    """Chains with more than this share of equal draws in a row, and the number of these draws."""
+def stuck(x: Chains) -> dict[int, int]:
+    """Chains with the same draw in a row for more than half of their length, and the number of these draws."""
     found = dict[int, int]()
     for chain, draws in enumerate(np.asarray(x)):
         changes = np.flatnonzero(np.diff(draws)) + 1
         longest = int(np.max(np.diff(np.concatenate([[0], changes, [len(draws)]]))))
-        if longest > max(share * len(draws), 1):
+        if longest > max(0.5 * len(draws), 1):
             found[chain] = longest
     return found
 
@@ -203,12 +201,10 @@ def _energy_tail(chain: Any, dimensions: int) -> tuple[str, float]:
         energies = np.asarray(chain.energy_change, float).reshape(draws.size, -1)
         order, count = np.argsort(draws), min(_PARTS, energies.size // _FEWEST_STEPS)
         parts = np.array_split(order, count) if count > 1 else []
-        for i, part in enumerate(parts):
+        for part in parts:
             variance, (low, high) = float(np.var(energies[part])) / dimensions, draws[part[[0, -1]]]
             if variance > worst[1]:
-                above, below = f"above {low:.3g}", f"below {high:.3g}"
-                there = below if i == 0 else above if i == count - 1 else f"from {low:.3g} to {high:.3g}"
-                worst = f"where {name} is {there}", variance
+                worst = f"where {name} is from {low:.3g} to {high:.3g}", variance
     return worst
 
 
@@ -250,16 +246,15 @@ def _ess(x: np.ndarray) -> float:
     chains, n = x.shape
     if np.ptp(x) == 0:
         return 1.0
-    covariance = _autocovariance(x)
+    modes = np.fft.rfft(x - x.mean(axis=1, keepdims=True), 2 * n, axis=1)
+    covariance = np.fft.irfft(np.abs(modes) ** 2, 2 * n, axis=1)[:, :n] / n
     within = float(np.mean(covariance[:, 0])) * n / (n - 1)
     variance = within * (n - 1) / n
     if chains > 1:
         variance += float(np.var(np.mean(x, axis=1), ddof=1))
     rho = 1 - (within - np.mean(covariance, axis=0)) / variance
     rho[0] = 1.0
-    time = _correlation_time(rho)
-    time = max(time, 1 / math.log10(x.size))
-    return x.size / time
+    return x.size / max(_correlation_time(rho), 1 / math.log10(x.size))
 
 
 def _correlation_time(rho: np.ndarray) -> float:
@@ -271,9 +266,3 @@ def _correlation_time(rho: np.ndarray) -> float:
     end = int(negative[0]) if negative.size else end
     kept = np.minimum.accumulate(pairs[:end])
     return float(-1 + 2 * kept.sum() + max(float(rho[2 * end]), 0.0))
-
-
-def _autocovariance(x: np.ndarray) -> np.ndarray:
-    n = x.shape[1]
-    modes = np.fft.rfft(x - x.mean(axis=1, keepdims=True), 2 * n, axis=1)
-    return np.fft.irfft(np.abs(modes) ** 2, 2 * n, axis=1)[:, :n] / n
