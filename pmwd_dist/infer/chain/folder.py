@@ -6,7 +6,7 @@ A chunk names its run, its number and the digest of the previous chunk. The stat
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -16,14 +16,9 @@ import jax
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.config import Config
 from pmwd_dist.infer.chain.chain import Chain, Moments
-from pmwd_dist.io.arrays import ArrayFile, Arrays, check_shapes, fingerprint, reading, write_arrays
+from pmwd_dist.io.arrays import ArrayFile, Arrays, fingerprint, reading, write_arrays
 from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes, to_host
-
-_PER_DRAW = ("logdensity", "density_shift")
-_NAMED = ("parameter/", "projection/", "power/")  # per draw
-_PER_STEP = ("energy_change", "acceptance_rate", "gradients", "nonans")
 
 
 def load_chain(path: str | Path) -> Chain:
@@ -116,29 +111,18 @@ class ChainFolder:
         """The last state on disk, empty without one, and the chunks up to it, with or without their noise."""
         if not self._has_files():
             return {}, []
+        chunks, self._last = list[Arrays](), ""
         with ArrayFile(self._state) as file:
             state = file.arrays()
             with file.reading():
                 count = int(state.get("chunks", 0))
-            chunks = [{k: x for k, x in chunk.items() if noise or k != "noise"} for chunk in self._chunks(count)]
+            for index in range(count):
+                with ArrayFile(self._chunk(index)) as chunk:
+                    chunk.expect({"run": self.run, "chunk": index, "after": self._last})
+                    arrays, self._last = chunk.arrays(), chunk.digest
+                chunks.append({name: x for name, x in arrays.items() if noise or name != "noise"})
             file.expect({"last": self._last})
         return state, chunks
-
-    def _chunks(self, count: int) -> Generator[Arrays]:
-        """Arrays of each chunk in order, all with the same names and shapes."""
-        shapes: dict[str, tuple[int, ...]] = {}
-        self._last = ""
-        for index, path in enumerate(map(self._chunk, range(count))):
-            with ArrayFile(path) as file:
-                file.expect({"run": self.run, "chunk": index, "after": self._last})
-                arrays, self._last = file.arrays(shapes), file.digest
-            if not shapes:
-                with reading(path):
-                    draws, steps = arrays["logdensity"].shape, arrays["energy_change"].shape
-                    own = {name: draws for name in arrays if name.startswith(_NAMED)}
-                    check_shapes(arrays, own | dict.fromkeys(_PER_DRAW, draws) | dict.fromkeys(_PER_STEP, steps))
-            shapes = {name: x.shape for name, x in arrays.items()}
-            yield arrays
 
     def load(self) -> Chain:
         """All draws up to the state."""
@@ -157,7 +141,7 @@ class ChainFolder:
 def chain_of(chunks: list[Arrays], moments: Arrays, discarded: int = 0) -> Chain:
     """The chain of these chunks and moments of the noise, after `discarded` gradients of other draws."""
     joined = {name: np.concatenate([c[name] for c in chunks], axis=1) for name in chunks[0] if name != "noise"}
-    parameters, projections, powers = (_named(joined, prefix) for prefix in _NAMED)
+    parameters, projections, powers = (_named(joined, prefix) for prefix in ("parameter/", "projection/", "power/"))
     return Chain(
         parameters=parameters,
         logdensity=joined["logdensity"],
@@ -182,15 +166,12 @@ def _named(arrays: Arrays, prefix: str) -> Arrays:
 def identity_of(parts: Mapping[str, Any]) -> dict[str, str]:
     """A description of each part that is the same in another process and on other devices. Collective.
 
-    Fields of dataclasses with the metadata "derived" are left out: they follow from the others, up to rounding.
+    Decompositions are left out, and fields with the metadata "derived": they follow from the others up to rounding.
     """
     return {name: _describe(part) for name, part in parts.items()}
 
 
 def _describe(part: Any) -> str:
-    if isinstance(part, Config):
-        kept = [f"{f.name}={getattr(part, f.name)!r}" for f in fields(part) if f.name != "decomposition"]
-        return ", ".join(kept)
     if isinstance(part, jax.Array | np.ndarray):
         values = np.ascontiguousarray(to_host(part))
         if values.ndim == 0:
@@ -198,7 +179,7 @@ def _describe(part: Any) -> str:
         digest = hashlib.sha256(values.tobytes()).hexdigest()[:16]
         return f"{values.dtype.name}{list(values.shape)}:{digest}"
     if is_dataclass(part) and not isinstance(part, type):
-        given = [f.name for f in fields(part) if not f.metadata.get("derived")]
+        given = [f.name for f in fields(part) if f.name != "decomposition" and not f.metadata.get("derived")]
         inside = ", ".join(f"{name}={_describe(getattr(part, name, None))}" for name in given)
         return f"{type(part).__name__}({inside})"
     if isinstance(part, list | tuple):
@@ -208,8 +189,8 @@ def _describe(part: Any) -> str:
     return getattr(part, "__qualname__", None) or repr(part)
 
 
-def _around_difference(one: str, other: str, width: int = 60) -> tuple[str, ...]:
-    """Two descriptions, cut to the surroundings of their first difference."""
+def _around_difference(one: str, other: str) -> tuple[str, ...]:
+    """Two descriptions, cut to 60 characters on each side of their first difference."""
     same = next(i for i, (a, b) in enumerate(zip(one + "\0", other + "\0", strict=False)) if a != b)
-    begin = max(0, same - width)
-    return tuple(f"{'...' if begin else ''}{text[begin : same + width]}" for text in (one, other))
+    begin = max(0, same - 60)
+    return tuple(f"{'...' if begin else ''}{text[begin : same + 60]}" for text in (one, other))
