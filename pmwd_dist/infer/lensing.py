@@ -175,17 +175,14 @@ class ShapeNoise(eqx.Module):
 
     def draw(self, key: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """The maps with random noise, also behind the mask."""
-        del parameters, config
         return field + self.sigma.astype(field.dtype) * jax.random.normal(key, field.shape, field.dtype)
 
     def residual(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Data less the maps in units of the noise; 0 behind the mask."""
-        del parameters, config
         return (seen(data, self.mask) - seen(field, self.mask)) / self.sigma.astype(field.dtype)
 
     def check(self, data: Any, config: Config) -> None:
         """Raise ValueError unless data are finite numbers where the mask shows them."""
-        del config
         data = real(data, "data")
         if data.shape != self.shape:
             raise ArgumentError("data.shape", data.shape, f"must be {self.shape}", "one map for each source")

@@ -123,7 +123,6 @@ class Gaussian(eqx.Module):
 
     def contrast(self, data: Array, parameters: Mapping[str, ArrayLike]) -> Array:
         """Data minus the mean with all modes, 0 behind the mask."""
-        del parameters
         return seen(data, self.mask, 1) - 1
 
     def noise_variance(self, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
@@ -175,7 +174,6 @@ class Poisson(eqx.Module):
 
     def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Logarithm of the probability of the counts."""
-        del config
         field = seen(field, self.mask, 1)
         data = seen(data, self.mask).astype(field.dtype)
         selection = self.selection.astype(field.dtype)
@@ -198,7 +196,6 @@ class Poisson(eqx.Module):
 
     def residual(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Root of counts minus root of means, with a variance of about 1 (Anscombe 1948); 0 behind the mask."""
-        del config
         mean = self.mean(seen(field, self.mask, 1), parameters)
         return 2 * seen(jnp.sqrt(seen(data, self.mask) + 0.375) - jnp.sqrt(mean + 0.375), self.mask)
 
@@ -221,7 +218,6 @@ class Poisson(eqx.Module):
 
     def noise_variance(self, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Inverse of the mean number of observed galaxies in a cell."""
-        del config
         return 1 / jnp.mean(self._nbar(parameters) * seen(self.selection, self.mask))
 
     def _nbar(self, parameters: Mapping[str, ArrayLike]) -> Any:
