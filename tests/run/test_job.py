@@ -322,6 +322,19 @@ def test_figures_that_fail_do_not_end_a_run(
     assert warning.message.endswith(f"; `pmwd-dist report {plan.folder}` draws them")
 
 
+def test_figures_that_fail_leave_the_report_of_an_interrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuses(figure, path):
+        raise IndexError("none")
+
+    monkeypatch.setattr(drawing, "draw", lambda paths: None)
+    monkeypatch.setattr(results, "save", refuses)
+    plan, events = make(tmp_path / "run", "output.snapshot=none"), Events(3)
+    with pytest.raises(Interrupted):
+        execute(plan, events)
+    assert [event.message.partition(":")[0] for event in events.of("warning")] == ["figures are missing"]
+    assert (plan.folder / "report.html").exists()
+
+
 class _Steps(Events):
     """Remembers events, and says when a step is done."""
 
