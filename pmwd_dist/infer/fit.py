@@ -20,12 +20,12 @@ import numpy as np
 from jax import Array
 
 from pmwd_dist.config import Config
-from pmwd_dist.infer.forward import counted_modes
 from pmwd_dist.infer.likelihoods import seen
 from pmwd_dist.infer.model import Posterior
 from pmwd_dist.parallel.distributed import to_host
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import prfft3d
+from pmwd_dist.pm.fourier import counted_modes
 
 PRIOR_DRAWS = 40
 _REPLICATIONS = 8  # per draw

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, fields, replace
+from dataclasses import KW_ONLY, replace
 from numbers import Real
 from typing import Any, Literal, get_args
 
@@ -22,15 +22,13 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import scaled
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
-from pmwd_dist.cosmology.linear_power import DEFAULT, check_sigma8_range, normalised_power, sigma8_of_A_s
+from pmwd_dist.cosmology.linear_power import DEFAULT, check_sigma8_range, normalised_power
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters
-from pmwd_dist.cosmology.radiation import N_EFF
+from pmwd_dist.cosmology.sampled import COSMOLOGY, cosmology_at
 from pmwd_dist.observe.bias import eulerian_bias
-from pmwd_dist.observe.redshift_space import LineOfSight, cosine_moments, direction
-from pmwd_dist.parallel.decomposition import Shape3
+from pmwd_dist.observe.redshift_space import LineOfSight, direction, kaiser_factor
 from pmwd_dist.parallel.fft import fftfreq3d, pirfft3d
 from pmwd_dist.parallel.inputs import numbers
-from pmwd_dist.pm import fourier
 from pmwd_dist.pm.inputs import check_config
 from pmwd_dist.pm.lpt import lpt
 from pmwd_dist.pm.modes import (
@@ -51,10 +49,6 @@ from pmwd_dist.pm.status import Status
 
 Gravity = Literal["nbody", "lpt"]
 Observable = Callable[[Particles, Array, Mapping[str, ArrayLike], GrowthTable, Config], Array]
-
-
-COSMOLOGY = ("Omega_m", "A_s", *(field.name for field in fields(Parameters)))
-_OF_GROWTH = {"Omega_m", "Omega_c", "Omega_b", "Omega_k", "w0", "wa", "w_table"}
 
 
 class ForwardModel(eqx.Module):
@@ -268,51 +262,6 @@ def of_shape(x: Any, shape: tuple[int, ...], function: str, what: str) -> Any:
         constraint = f"returns {found}, and must return {what} of shape {shape}"
         raise ArgumentError(function, x, constraint, show_value=False)
     return x
-
-
-def cosmology_at(parameters: Mapping[str, ArrayLike], table: GrowthTable) -> GrowthTable:
-    """Growth table of the cosmology with these parameters and fiducial ones, recomputed only if it changes."""
-    fiducial = table.cosmo
-    changes = {name: jnp.asarray(parameters[name]) for name in COSMOLOGY if name in parameters}
-    if fiducial.w_table is not None and (unused := sorted(changes.keys() & {"w0", "wa"})):
-        constraint = "has no effect beside the w_table of the cosmology"
-        raise ArgumentError(unused[0], None, constraint, "leave it out", show_value=False)
-    if "m_nu" in changes and fiducial.n_eff is None:
-        changes["n_eff"] = jnp.asarray(N_EFF)
-    total = changes.pop("Omega_m", None)
-    A_s = changes.pop("A_s", None)
-    cosmo = replace(fiducial, **changes)
-    if total is not None:
-        cold = jnp.asarray(total) - cosmo.Omega_b
-        cosmo = replace(cosmo, Omega_c=cold if cosmo.m_nu is None else cold - cosmo.Omega_nu)
-    of_growth = _OF_GROWTH if cosmo.n_eff is None else _OF_GROWTH | {"h", "m_nu", "n_eff"}
-    table = growth_table_to(table.order, cosmo) if of_growth & parameters.keys() else table
-    table = replace(table, cosmo=cosmo)
-    return table if A_s is None else replace(table, cosmo=replace(cosmo, sigma8=sigma8_of_A_s(A_s, table)))
-
-
-def kaiser_factor(bias: Any, table: GrowthTable, config: Config, line_of_sight: LineOfSight | None) -> Array:
-    """(b + f mu^2) D1 at `a_stop`, with mu the cosine between wavevector and line of sight (Kaiser 1987)."""
-    k = wavevectors(config)
-    growth, rate = table.linear(jnp.sqrt(k[0] ** 2 + k[1] ** 2 + k[2] ** 2), config.a_stop)
-    if line_of_sight is None:
-        return bias * growth
-    mu2, _ = cosine_moments(k, config.particle_shape, config.box_size, direction(line_of_sight))
-    return (bias + rate * mu2) * growth
-
-
-def counted_modes(shape: Shape3, config: Config, dtype: Any) -> tuple[Array, Array]:
-    """Squared wavenumbers and the number of modes of each value of a spectrum, divided over devices like the spectrum.
-
-    The number is 2 for a mode whose complex conjugate is not stored, and 0 in the padding.
-    """
-    decomposition = config.decomposition
-
-    def block() -> tuple[Array, Array]:
-        k2 = fourier.k_squared(shape, config, dtype)
-        return k2, jnp.zeros_like(k2) + fourier.mode_count(shape, config, dtype)
-
-    return decomposition.shard_map(block, (), (decomposition.spectrum_spec, decomposition.spectrum_spec))()
 
 
 def wavevectors(config: Config) -> tuple[Array, Array, Array]:

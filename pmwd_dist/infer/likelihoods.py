@@ -17,9 +17,10 @@ from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.infer.forward import counted_modes, value_of
+from pmwd_dist.infer.forward import value_of
 from pmwd_dist.parallel.fft import pirfft3d, prfft3d
 from pmwd_dist.parallel.inputs import check_unmasked
+from pmwd_dist.pm.fourier import counted_modes
 from pmwd_dist.pm.inputs import mesh_field
 
 _FLOOR = 0.05  # predicted density per mean below which Poisson means fall exponentially

@@ -16,8 +16,9 @@ from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
+from pmwd_dist.cosmology.sampled import COSMOLOGY
 from pmwd_dist.infer import trees
-from pmwd_dist.infer.forward import COSMOLOGY, ForwardModel, of_shape
+from pmwd_dist.infer.forward import ForwardModel, of_shape
 from pmwd_dist.infer.likelihoods import Likelihood, constant, seen
 from pmwd_dist.infer.precondition import Preconditioner, wiener_draw
 from pmwd_dist.infer.preconditioner_adaptation import Adaptation

@@ -35,9 +35,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from pmwd_dist.config import Config
-from pmwd_dist.infer.forward import counted_modes, wavevectors
+from pmwd_dist.infer.forward import wavevectors
 from pmwd_dist.parallel.distributed import to_host
 from pmwd_dist.parallel.fft import prfft3d
+from pmwd_dist.pm.fourier import counted_modes
 
 BANDS = 12  # bands of the wavenumber, of equal width in its logarithm
 CLASSES = 5  # classes of the component along the line of sight: 0, 1, 2, 4, 8 or more fundamental modes

@@ -21,6 +21,7 @@ from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe.shells import checked_observer, site_positions
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
+from pmwd_dist.parallel.fft import fftfreq3d
 from pmwd_dist.pm import inputs
 from pmwd_dist.pm.particles import Particles
 
@@ -98,6 +99,16 @@ def cosine_moments(
         b2, b4 = b2 + b**2, b4 + b**4
     a2 = a**2
     return (a2 + b2) * inverse, (a2**2 + 6 * a2 * b2 + 3 * b2**2 - 2 * b4) * inverse**2
+
+
+def kaiser_factor(bias: Any, table: GrowthTable, config: Config, line_of_sight: LineOfSight | None) -> Array:
+    """(b + f mu^2) D1 at `a_stop` on the lattice, with mu the cosine of wavevector and line of sight (Kaiser 1987)."""
+    k = fftfreq3d(config.particle_shape, config.decomposition, config.box_size)
+    growth, rate = table.linear(jnp.sqrt(k[0] ** 2 + k[1] ** 2 + k[2] ** 2), config.a_stop)
+    if line_of_sight is None:
+        return bias * growth
+    mu2, _ = cosine_moments(k, config.particle_shape, config.box_size, direction(line_of_sight))
+    return (bias + rate * mu2) * growth
 
 
 def direction(line_of_sight: LineOfSight) -> tuple[float, float, float]:

@@ -154,6 +154,20 @@ def mode_count(shape: Shape3, config: Config, dtype: Any) -> Float[Array, "1 1 n
     return local_factors(along, config.decomposition, dtype)[2]
 
 
+def counted_modes(shape: Shape3, config: Config, dtype: Any) -> tuple[Array, Array]:
+    """Squared wavenumbers and the number of modes of each value of a spectrum, divided over devices like the spectrum.
+
+    The number is 2 for a mode whose complex conjugate is not stored, and 0 in the padding.
+    """
+    decomposition = config.decomposition
+
+    def block() -> tuple[Array, Array]:
+        k2 = k_squared(shape, config, dtype)
+        return k2, jnp.zeros_like(k2) + mode_count(shape, config, dtype)
+
+    return decomposition.shard_map(block, (), (decomposition.spectrum_spec, decomposition.spectrum_spec))()
+
+
 def _wavevectors(shape: Shape3, config: Config, *, odd: bool = False) -> list[np.ndarray]:
     x, y, z = wavenumbers(shape, config.decomposition)
     numbers = (x, y, np.maximum(z, 0))

@@ -15,8 +15,8 @@ import numpy as np
 from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.cosmology.parameters import Parameters
+from pmwd_dist.cosmology.sampled import cosmology_at
 from pmwd_dist.infer.chain.folder import chain_files
-from pmwd_dist.infer.forward import cosmology_at
 from pmwd_dist.infer.likelihoods import constant, shown
 from pmwd_dist.infer.model import POSITIVE
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
