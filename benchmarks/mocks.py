@@ -157,7 +157,7 @@ class Mocks:
             self.tunings = [self.schedule.advance(state) for state in self.tunings]
             return
         old, positions = self.adaptation, self.states.position
-        each = [at_extremes(_of(positions, i), state.numbers) for i, state in enumerate(self.tunings)]
+        each = [at_extremes(_of(positions, i), state.observed.scaled) for i, state in enumerate(self.tunings)]
         each = [batches or [_of(positions, i)] * max(map(len, each)) for i, batches in enumerate(each)]
         extremes = [jax.tree.map(lambda *x: jnp.stack(x), *batch) for batch in zip(*each, strict=True)]
         self.adaptation = self._adapted(old)

@@ -21,7 +21,7 @@ from pmwd_dist.infer import trees
 from pmwd_dist.infer.forward import ForwardModel, of_shape
 from pmwd_dist.infer.likelihoods import Likelihood, constant, seen
 from pmwd_dist.infer.precondition import Preconditioner, wiener_draw
-from pmwd_dist.infer.preconditioner_adaptation import Adaptation
+from pmwd_dist.infer.preconditioner_adaptation import Adaptation, Observations
 from pmwd_dist.infer.priors import Prior, check_priors, unwhiten, whiten
 from pmwd_dist.parallel.distributed import to_devices, to_host
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
@@ -103,7 +103,7 @@ class Model(eqx.Module):
         return [name for name in (*names, *getattr(observable, "names", ())) if isinstance(name, str)]
 
     def draw(self, key: Array, **values: Any) -> Position:
-        """A position drawn from the prior, with some parameters given.
+        """White noise and whitened parameters drawn from the prior, with some parameters given.
 
         Raises:
           ValueError: a value that its prior excludes, or a parameter without a prior.
@@ -113,7 +113,7 @@ class Model(eqx.Module):
     @on_auto_axes
     @eqx.filter_jit
     def draw_around(self, key: Array, given: dict[str, Array]) -> Position:
-        """A position drawn from the prior, with some whitened parameters given."""
+        """White noise and whitened parameters drawn from the prior, with some of these given."""
         noise_key, key = jax.random.split(key)
         drawn = trees.normal_like(key, {name: jnp.zeros(()) for name in self.priors})
         # On every device, the sharding after a step, so that steps compile once.
@@ -121,7 +121,7 @@ class Model(eqx.Module):
         return {"noise": white_noise(noise_key, self.config), "parameters": numbers}
 
     def parameters(self, position: Position) -> dict[str, Array]:
-        """Parameters of a position."""
+        """Parameters of a draw."""
         return unwhiten(position["parameters"], self.priors)
 
     @on_auto_axes
@@ -137,7 +137,7 @@ class Model(eqx.Module):
     @on_auto_axes
     @eqx.filter_jit
     def mock(self, key: Array, position: Position) -> Array:
-        """Data drawn from the likelihood at a position; NaN if the simulation failed."""
+        """Data drawn from the likelihood, given the noise and parameters of a draw; NaN if the simulation failed."""
         parameters = self.parameters(position)
         field, fine = self.predict(position["noise"], parameters)
         data = of_shape(
@@ -290,7 +290,7 @@ class Posterior(eqx.Module):
             numpyro.deterministic(name, value)
 
     @on_auto_axes
-    def observe(self, position: Position, slope: Position) -> tuple[Array, Array]:
+    def observe(self, position: Position, slope: Position) -> tuple[Observations, Array]:
         """Observations of a gradient for the adaptation (`Preconditioner.observe`)."""
         return self.preconditioner.observe(self, position, slope)
 

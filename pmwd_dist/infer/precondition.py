@@ -120,8 +120,8 @@ class Preconditioner(eqx.Module):
 
     def observe(
         self, posterior: Any, position: Mapping[str, Any], slope: Mapping[str, Any]
-    ) -> tuple[Float[Array, " n"], Array]:
-        """Packed `Observations` from a gradient of the log density at a position.
+    ) -> tuple[Observations, Array]:
+        """Observations from a gradient of the log density at a position.
 
         The second array is x + d log p / dx for the noise x, where the adaptation estimates the mean of the noise.
         """
@@ -140,11 +140,12 @@ class Preconditioner(eqx.Module):
             spreads=times(modes) + self.sums(jnp.ones(()), config),
             squares=times(slopes),
             parameters=self.in_linear_scales(scaled),
+            scaled=_vector(scaled),
         )
         if self.linear:
-            return seen.packed(), jnp.zeros(0)
+            return seen, jnp.zeros(0)
         noise = (modes * width + mean / size + slopes / width).astype(modes.dtype)
-        return seen.packed(), pirfft3d(noise, config.particle_shape, decomposition, norm="ortho")
+        return seen, pirfft3d(noise, config.particle_shape, decomposition, norm="ortho")
 
     def _moments(
         self, posterior: Any, scaled: Mapping[str, Array], parameters: Mapping[str, ArrayLike], *, follow: bool = True

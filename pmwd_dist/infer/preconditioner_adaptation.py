@@ -153,6 +153,7 @@ class Observations(NamedTuple):
       spreads: gradients times positions, summed over each band, plus the number of modes.
       squares: squared gradients, summed over each band.
       parameters: parameters in linear theory's scales.
+      scaled: parameters of the position.
     """
 
     slopes: Any
@@ -160,28 +161,18 @@ class Observations(NamedTuple):
     spreads: Any
     squares: Any
     parameters: Any
-
-    def packed(self) -> Array:
-        """All fields, concatenated along the last axis."""
-        return jnp.concatenate([x.astype(self.sums.dtype) for x in self], axis=-1)
-
-    @classmethod
-    def unpacked(cls, observed: np.ndarray, count: int) -> Observations:
-        """The fields of a packed array, with `count` parameters."""
-        bands = (observed.shape[-1] - 2 * count) // 3
-        return cls(*np.split(np.asarray(observed, float), np.cumsum([count, bands, bands, bands]), axis=-1))
+    scaled: Any
 
 
-def adapt(old: Adaptation, observed: np.ndarray, mean: Any, modes: Any, changes: Any = None) -> Adaptation:
+def adapt(old: Adaptation, seen: Observations, mean: Any, modes: Any, changes: Any = None) -> Adaptation:
     """The adaptation after chains have run with another.
 
-    `observed` holds packed `Observations`, (chains, steps, ...), and `mean` the mean of the noise of each chain
+    `seen` has the shapes (chains, steps, ...). `mean` is the mean of the noise of each chain
     (`Preconditioner.observe`), used if the old adaptation has a mean. Without `changes`, the derivatives of the
     logarithm of the curvature of each band with each parameter (`changes_of_curvature`), modes do not follow the
     parameters yet.
     """
     factor, shift, stretch = (np.array(x, float) for x in (old.factor, old.shift, old.stretch))
-    seen = Observations.unpacked(observed, len(factor))
     centre = seen.parameters.mean(axis=(0, 1))
     away = centre - np.asarray(old.centre, float)
     squares = seen.squares.mean(axis=(0, 1)) / np.maximum(modes, 1)

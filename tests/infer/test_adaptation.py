@@ -132,7 +132,6 @@ def test_adapted_positions_have_the_same_posterior(kind: Any) -> None:
         for x, y in zip(jax.tree.leaves(back), jax.tree.leaves(position_of(seed)), strict=True):
             np.testing.assert_allclose(x, y, atol=1e-8)
         # What slopes show: along the parameters, and their squares over all modes.
-        shown = Observations.unpacked(shown, 2)
         np.testing.assert_allclose(shown.slopes, [slope["parameters"][name] for name in NAMES], atol=1e-10)
         modes = mode_numbers(adapted)
         if kind is Projected:
@@ -157,7 +156,7 @@ def test_without_linear_theory_adaptation_begins_with_the_prior() -> None:
     none = posterior.preconditioner.adaptation
     halved = eqx.tree_at(lambda a: a.scale, none, 0.5 * jnp.ones(BANDS))
     np.testing.assert_allclose(posterior.adapted(halved).unwhiten(position)[0], 0.5 * noise, atol=1e-12)
-    assert not np.any(Observations.unpacked(run(posterior, position)[2], 2).sums)  # nothing follows the parameters
+    assert not np.any(run(posterior, position)[2].sums)  # nothing follows the parameters
 
 
 def k_squared() -> np.ndarray:
@@ -185,9 +184,8 @@ def test_observed_sums_are_derivatives_of_the_gradient_by_a_shift(kind: Any) -> 
     plain = eqx.tree_at(lambda a: a.shift, adaptation, 0 * adaptation.shift)
     centre = dict(zip(NAMES, adaptation.centre, strict=True))  # where both have the same noise
     position = position_of(0) | {"parameters": centre}
-    _, before, shown, _ = run(posterior.adapted(plain), position)
+    _, before, seen, _ = run(posterior.adapted(plain), position)
     _, after, _, _ = run(posterior.adapted(adaptation), position)
-    seen = Observations.unpacked(shown, 2)
     np.testing.assert_allclose(seen.parameters, adaptation.centre, rtol=1e-6)
     added = np.asarray(adaptation.shift) @ seen.sums
     assert np.all(np.abs(added) > 0.1)
@@ -260,7 +258,7 @@ def test_adaptation_recovers_the_dependence_of_modes_on_parameters() -> None:
     squares = np.linspace(0.5, 50, BANDS) * np.ones((*size, 1))
     where = np.array([1.0, 2.0]) + np.array([[1.0], [-1.0]])[:, None] * np.ones((*size, 2))
     slopes = own + drift + sums @ share + (spreads @ (-0.5 * changes.T)) * some
-    observed = np.concatenate([slopes, sums, spreads, squares * modes, where], axis=-1)
+    observed = Observations(slopes, sums, spreads, squares * modes, where, where)
     fields = np.stack([np.full((2, 2, 2), 1.0), np.full((2, 2, 2), 3.0)])
     new = adapt(Adaptation.none(2, mean=jnp.zeros((2, 2, 2))), observed, fields, modes, changes)
     np.testing.assert_allclose(new.shift, -share.T, atol=0.07)
@@ -283,7 +281,8 @@ def test_adaptation_recovers_the_dependence_of_modes_on_parameters() -> None:
     assert not np.any(held.shift)
     assert not np.any(held.stretch)
     assert held.mean is None
-    alone = np.concatenate([sums, spreads, squares * modes], axis=-1)
+    none = np.zeros((*size, 0))
+    alone = Observations(none, sums, spreads, squares * modes, none, none)
     without = adapt(Adaptation.none(0), alone, np.zeros((2, 0)), modes, np.zeros((0, BANDS)))
     np.testing.assert_allclose(without.scale, new.scale)  # of a model without parameters
 

@@ -15,6 +15,7 @@ import pytest
 import pmwd_dist as pmd
 from pmwd_dist import infer
 from pmwd_dist.infer import sampling
+from pmwd_dist.infer.preconditioner_adaptation import Observations
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.tuning.blocks import run_blocks
 from pmwd_dist.infer.tuning.curvature import AWAY, at_extremes, largest_curvatures, longest_step
@@ -39,7 +40,8 @@ def funnel(z: Any) -> Any:
 
 def observe(z: Any, slope: Any) -> Any:
     """The parameter, and the mean square of the slope along the field, which an adaptation takes for its curvature."""
-    return jnp.stack([z["u"], jnp.mean(slope["noise"] ** 2)]), jnp.zeros(0)
+    square, none = jnp.mean(slope["noise"] ** 2)[None], jnp.zeros(0)
+    return Observations(none, none, none, square, none, z["u"][None]), none
 
 
 class Tuned:
@@ -119,15 +121,15 @@ def test_field_relaxes_at_fixed_parameters_and_shows_its_curvature(tuned: tuple[
     np.testing.assert_array_equal(place["u"], u)
     variance = np.full(CHAINS, 0.25) if density is gaussian else np.exp(-2 * SLOPE * u)
     np.testing.assert_allclose(np.mean(np.square(place["noise"]), axis=1), variance, rtol=0.35)
-    shown = found.ends["field"].observed[..., 1]
-    assert shown.shape == (CHAINS, 20 * found.ends["field"].blocks)
+    shown = found.ends["field"].observed.squares
+    assert shown.shape == (CHAINS, 20 * found.ends["field"].blocks, 1)
     assert shown.mean() == pytest.approx(np.mean(1 / variance), rel=0.25)
 
 
 def test_parameters_move_within_the_posterior(tuned: tuple[Any, Tuned]) -> None:
     density, found = tuned
     assert np.all(np.asarray(found.positions["parameters"]["u"]) != np.asarray(found.positions["field"]["u"]))
-    within = np.var(found.ends["parameters"].numbers[..., 0], axis=1).mean()
+    within = np.var(found.ends["parameters"].observed.scaled, axis=1).mean()
     assert 1 / 10 < within / (WIDTH**2 if density is gaussian else 1) < 3
     tuning = found.schedule.tuning(found.ends["parameters"])
     assert tuning.L / math.sqrt(CELLS + 1) == pytest.approx(4)
@@ -135,7 +137,7 @@ def test_parameters_move_within_the_posterior(tuned: tuple[Any, Tuned]) -> None:
 
 def test_posterior_is_reached(tuned: tuple[Any, Tuned]) -> None:
     density, found = tuned
-    numbers = found.ends["posterior"].numbers[..., 0]
+    numbers = found.ends["posterior"].observed.scaled
     width = WIDTH if density is gaussian else 1.0
     assert np.abs(numbers.mean()) < width and 0.3 < numbers.std() / width < 1.6
     place = found.positions["posterior"]

@@ -22,15 +22,13 @@ class Block(NamedTuple):
     Args:
       energy_change: energy error of each step.
       nonans: whether each step is finite.
-      numbers: leaves of the position without axes, after each step.
-      observed: numbers from the observer, after each step.
+      observed: what the observer returns, after each step.
       noise: mean of the observer's field.
     """
 
     energy_change: Array
     nonans: Array
-    numbers: Array
-    observed: Array
+    observed: Any
     noise: Array
 
 
@@ -41,14 +39,14 @@ def run_blocks(
     method: Method,
     *,
     logdensity: LogDensity,
-    observe: Callable[[Any, Any], tuple[Array, Array]],
+    observe: Callable[[Any, Any], tuple[Any, Array]],
     length: int,
     spmd_axis_name: str | None = None,
     **options: Any,
 ) -> tuple[IntegratorState, Block]:
     """A block of a batch of chains: `length` steps of MCLMC, or a few trajectories of HMC.
 
-    The observer is a function of position and gradient. It returns numbers to keep and a field to average. Further
+    The observer is a function of position and gradient. It returns arrays to keep and a field to average. Further
     options are those of `transition`.
     """
     chains, steps = states.logdensity.shape[0], length if method == "mclmc" else TRAJECTORIES
@@ -59,15 +57,13 @@ def run_blocks(
         state, noise = carry
         state, info = step(inputs[0], state, fraction=inputs[1])
         observed, field = observe(state.position, state.logdensity_grad)
-        leaves = [x for x in jax.tree.leaves(state.position) if not x.ndim]
-        numbers = jnp.stack(leaves) if leaves else jnp.zeros(0)
-        return (state, noise + field / steps), (info.energy_change, info.nonans, numbers, observed)
+        return (state, noise + field / steps), (info.energy_change, info.nonans, observed)
 
     def one(key: Array, state: IntegratorState) -> tuple[IntegratorState, Block]:
         field = jax.eval_shape(observe, state.position, state.logdensity_grad)[1]
         begin = state, jnp.zeros(field.shape, field.dtype)
         (state, noise), each = jax.lax.scan(once, begin, (jax.random.split(key, steps), fractions))
-        energy_change, nonans, numbers, observed = each
-        return state, Block(energy_change, nonans, numbers, observed, noise)
+        energy_change, nonans, observed = each
+        return state, Block(energy_change, nonans, observed, noise)
 
     return jax.vmap(one, spmd_axis_name=spmd_axis_name)(jax.random.split(key, chains), states)

@@ -125,9 +125,9 @@ class ChainTuning:
     def _adapt(self, state: TuningState) -> float:
         """Adapt the preconditioner, and return the stability limit of the step per root of the dimensions."""
         before, positions = self.posterior.adapted(self.run.adaptation), self.run.states.position
-        after, extremes = before, at_extremes(positions, state.numbers)
+        after, extremes = before, list[Position]()
         if state.blocks:
-            after = self._adapted(before, state)
+            after, extremes = self._adapted(before, state), at_extremes(positions, state.observed.scaled)
             positions, *extremes = (moved(x, before, after, self.axis) for x in (positions, *extremes))
             self._begin_at(placed(positions, self.run.states.position), state, 0)
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer import trees
+from pmwd_dist.infer.preconditioner_adaptation import Observations
 from pmwd_dist.infer.samplers.methods import TRAJECTORY, Method, Tuning
 from pmwd_dist.infer.tuning.blocks import Block
 from pmwd_dist.infer.tuning.step_size import ENERGY_VARIANCE, TRAJECTORY_VARIANCE, StepSize, after_block, is_stable
@@ -92,9 +93,8 @@ class TuningState(NamedTuple):
       total: finished blocks, kept or not.
       step: step size with its bounds.
       kept: whether the last block was kept; states of an unstable one must be discarded.
-      numbers: leaves of the positions without axes, (chains, steps, n), of the last half of the stage.
-      observed: numbers from the observer, (chains, steps, n).
-      noise: sum over blocks of the mean of the observer's field, (chains, ...).
+      observed: observations, (chains, steps, n), of the kept blocks in the last half of the stage.
+      noise: sum over these blocks of the mean of the observer's field, (chains, ...).
       blocks: number of these blocks.
       failed, steps: failed steps and all steps of the stage.
     """
@@ -102,8 +102,7 @@ class TuningState(NamedTuple):
     total: int
     step: StepSize
     kept: bool = True
-    numbers: np.ndarray = np.zeros(0)
-    observed: np.ndarray = np.zeros(0)
+    observed: Observations = Observations(*[np.zeros(0)] * 6)
     noise: np.ndarray = np.zeros(0)
     blocks: int = 0
     failed: int = 0
@@ -197,12 +196,11 @@ class Schedule:
         state = state._replace(failed=state.failed + int(np.sum(~fine)), steps=state.steps + fine.size)
         if not (kept and now.observed):
             return state
-        joined = {}
-        for name in ("numbers", "observed"):
-            old, new = getattr(state, name), np.asarray(getattr(block, name), float)
-            joined[name] = np.concatenate([old, new], axis=1) if old.size else new
-        noise = state.noise + block.noise if state.noise.size else block.noise
-        return state._replace(noise=noise, blocks=state.blocks + 1, **joined)
+        observed, noise = jax.tree.map(lambda x: np.asarray(x, float), block.observed), np.asarray(block.noise)
+        if state.blocks:
+            observed = jax.tree.map(lambda *x: np.concatenate(x, axis=1), state.observed, observed)
+            noise = state.noise + noise
+        return state._replace(observed=observed, noise=noise, blocks=state.blocks + 1)
 
     def advance(self, state: TuningState, stability: float = math.inf) -> TuningState:
         """The state at the beginning of the next stage.
