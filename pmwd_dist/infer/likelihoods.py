@@ -296,10 +296,15 @@ def check_finite(data: np.ndarray, mask: Array | None) -> None:
         raise ArgumentError("data", data, constraint, "mask those cells", show_value=False)
 
 
-def constant(data: Any, mask: Any = None) -> str:
-    """A phrase that follows "data" if they are constant where the mask shows them; else an empty string."""
+def doubt(data: Any, mask: Any = None, *, density: bool = False) -> str:
+    """A phrase that follows "data" if they are constant where the mask shows them, or densities whose mean is 0.
+
+    Else it is empty.
+    """
     values = np.asarray(data)
     values = values[shown(mask, values.shape)]
-    if values.size < 2 or (values != values[0]).any():
-        return ""
-    return f"are {values[0]:g} everywhere: nothing is known of phases but that; look at the file and its mask"
+    if values.size > 1 and (values == values[0]).all():
+        return f"are {values[0]:g} everywhere: nothing is known of phases but that; look at the file and its mask"
+    if density and abs(float(values.mean())) < 0.1:
+        return "have a mean of about 0, as of a contrast; densities are in units of the mean, 1 + delta"
+    return ""

@@ -19,7 +19,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.sampled import COSMOLOGY
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.forward import ForwardModel, of_shape
-from pmwd_dist.infer.likelihoods import Likelihood, constant, seen
+from pmwd_dist.infer.likelihoods import Gaussian, Likelihood, doubt, seen
 from pmwd_dist.infer.precondition import Preconditioner, wiener_draw
 from pmwd_dist.infer.preconditioner_adaptation import Adaptation, Observations
 from pmwd_dist.infer.priors import Prior, check_priors, unwhiten, whiten
@@ -153,12 +153,13 @@ class Model(eqx.Module):
           ValueError: data that are impossible under the likelihood, or a prior of an unused parameter.
 
         Warns:
-          UserWarning: constant data.
+          UserWarning: constant data, or a contrast where the model predicts a density.
         """
         mask, (likelihood, given) = getattr(self.likelihood, "mask", None), to_host((self.likelihood, data))
         with np.errstate(over="ignore"):  # marks of missing data
             likelihood.check(given, self.config)
-            odd = constant(given, getattr(likelihood, "mask", None))
+            density = isinstance(self.forward, ForwardModel) and isinstance(likelihood, Gaussian)
+            odd = doubt(given, getattr(likelihood, "mask", None), density=density)
             data = self._place(jnp.asarray(numbers(data, "data"), float))
         data = seen(jnp.where(jnp.isfinite(data), data, 1), mask, 1)
         if unused := self._unused(data):

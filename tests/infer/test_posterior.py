@@ -408,6 +408,17 @@ def test_constant_data_raise_a_warning(cosmo: Any) -> None:
     model.condition(np.arange(192.0).reshape(SHAPE))  # which is not
 
 
+def test_a_contrast_in_place_of_a_density_raises_a_warning(cosmo: Any) -> None:
+    contrast = np.random.default_rng(0).standard_normal(SHAPE)
+    contrast -= contrast.mean()
+    config, own = configure(), infer.Gaussian(1.0)
+    model = infer.Model(config, infer.LinearField(config, cosmo), {}, own)
+    with pytest.warns(UserWarning, match="data have a mean of about 0, as of a contrast"):
+        model.condition(contrast)
+    model.condition(1 + contrast)
+    infer.Model(config, lambda noise, _: noise, {}, own).condition(contrast)  # may predict one
+
+
 @pytest.mark.parametrize(
     ("prior", "message"),
     [
@@ -439,7 +450,7 @@ def test_a_linear_field_does_not_depend_on_the_orientation_of_the_lattice() -> N
 
 def test_starts_are_closer_to_the_medians_than_the_prior(cosmo: Any) -> None:
     model = free(configure((1, 1), mesh_shape=8), infer.LinearField(configure((1, 1), mesh_shape=8), cosmo, bias="b1"))
-    posterior = model.condition(np.random.default_rng(0).standard_normal((8, 8, 8)))
+    posterior = model.condition(1 + np.random.default_rng(0).standard_normal((8, 8, 8)))
     u = np.asarray(
         jax.vmap(lambda key: posterior.white(posterior.initial(key))["b1"])(jax.random.split(jax.random.key(4), 400))
     )

@@ -118,7 +118,7 @@ def test_the_shape_of_the_power_and_its_skewness_are_sampled(tmp_path: Path) -> 
 LIGHT = 'priors.omega_m={ kind = "normal", mean = 0.3, sd = 0.1, low = 0.16 }'
 ODD = {
     "data.file: the data are 2 everywhere: nothing is known": (np.full((4, 4, 4), 2.0), []),
-    "data.file: the mean is about 0, as of a contrast": (np.indices((4, 4, 4))[0] - 1.5, []),
+    "data.file: the data have a mean of about 0, as of a contrast": (np.indices((4, 4, 4))[0] - 1.5, []),
     "data.file: the mean is 31.5; densities are in units of the mean": (np.arange(64.0).reshape(4, 4, 4), []),
     "the mean is 31.5 galaxies in a cell, and likelihood.nbar expects 2": (
         np.arange(64.0).reshape(4, 4, 4),
@@ -301,7 +301,7 @@ def test_data_are_read_and_odd_ones_warned_of(tmp_path: Path) -> None:
     plan = plan_of(tmp_path / "run", "data.file=survey.h5:/galaxies/contrast", "data.mask=survey.h5:/mask")
     assert plan.model.likelihood.mask.sum() == 63
     warnings = plan.check()
-    assert any("the mean is about 0, as of a contrast" in text for text in warnings)
+    assert any("the data have a mean of about 0, as of a contrast" in text for text in warnings)
     assert any("fewer draws than checks.ess = 400" in text for text in warnings)
 
 

@@ -17,7 +17,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.cosmology.parameters import Parameters
 from pmwd_dist.cosmology.sampled import cosmology_at
 from pmwd_dist.infer.chain.folder import chain_files
-from pmwd_dist.infer.likelihoods import constant, shown
+from pmwd_dist.infer.likelihoods import doubt, shown
 from pmwd_dist.infer.model import POSITIVE
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
@@ -203,12 +203,10 @@ class InferenceJob(Job):
 def _of_data(plan: InferenceJob, data: np.ndarray) -> list[str]:
     """Warnings about constant data, or data in other units than the model."""
     mask, noise = plan.data.get("data.mask"), plan.settings.likelihood
-    if odd := constant(data, mask):
+    if odd := doubt(data, mask, density=noise.kind == "gaussian"):
         return [f"the data {odd}"]
     seen = shown(mask, data.shape)
     mean, largest = float(data[seen].mean()), float(np.abs(data[seen]).max())
-    if noise.kind == "gaussian" and abs(mean) < 0.1:
-        return ["the mean is about 0, as of a contrast; densities are in units of the mean, 1 + delta"]
     if noise.kind == "gaussian" and not 0.5 < mean < 2:
         return [f"the mean is {mean:.3g}; densities are in units of the mean, 1 + delta"]
     if noise.kind == "lensing" and largest > 1:
