@@ -36,7 +36,8 @@ def density(
       >>> figure = pmd.plot.density(field, config.box_size, thickness=16.0)
       >>> figure.savefig("density.png")
     """
-    x, y, *z = [box_size] * 3 if isinstance(box_size, int | float) else box_size
+    sides = np.atleast_1d(box_size).tolist()
+    x, y, *z = sides * 3 if len(sides) == 1 else sides
     if np.ndim(field) == 3:
         share = 0.1 if thickness is None else thickness / z[0]
         field = field[:, :, : max(1, round(share * field.shape[2]))].mean(axis=2)

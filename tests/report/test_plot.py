@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,9 +23,10 @@ def test_ticks_have_the_style_of_the_figure_when_it_is_drawn_later() -> None:
     assert {tick.get_tickdir() for tick in (*axes.xaxis.get_major_ticks(), *axes.yaxis.get_major_ticks())} == {"in"}
 
 
-def test_a_side_is_the_one_of_a_cube() -> None:
+@pytest.mark.parametrize("side", [64.0, np.int64(64), np.array(64.0, np.float32)])
+def test_a_side_is_the_one_of_a_cube(side: Any) -> None:
     field = np.random.default_rng(0).lognormal(size=(8, 8, 8))
-    one, three = (pmd.plot.density(field, sides, thickness=16.0).axes[0] for sides in (64.0, (64.0, 64.0, 64.0)))
+    one, three = (pmd.plot.density(field, sides, thickness=16.0).axes[0] for sides in (side, (64.0, 64.0, 64.0)))
     np.testing.assert_array_equal(one.images[0].get_array(), three.images[0].get_array())
     assert one.images[0].get_extent() == three.images[0].get_extent() == [0, 64, 0, 64]
 

@@ -1,1 +1,1 @@
-"""Tuning of samplers: stages, step size, masses, and the preconditioner."""
+"""Tuning of samplers: stages, preconditioner and step size."""
