@@ -30,6 +30,7 @@ def test_a_gpu_agrees_with_the_cpu(program: str) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     path = [str(Path(pmd.__file__).parents[1]), environment.get("PYTHONPATH", "")]
     environment |= {"PYTHONPATH": os.pathsep.join(filter(None, path)), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] = "0.95"  # for wide meshes
     command = [sys.executable, str(Path(__file__).with_name(program))]
     run = subprocess.run(
         command,
