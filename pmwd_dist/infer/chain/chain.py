@@ -54,10 +54,10 @@ class Chain(eqx.Module):
         return summary(self.parameters | {"logdensity": self.logdensity})
 
     def scales(self) -> dict[str, dict[str, float]]:
-        """The same table for the white noise, scale by scale: projections of the modes of a band, and their power.
+        """The same table for the projection and the power of the white noise in each band of wavenumbers.
 
-        Both show whether the field mixes: R-hat and effective sizes of a projection are typical for the modes of the
-        band, including their phases, and the mean power of a posterior is near 1 (`chain.scales`).
+        R-hat and effective sizes of a projection are typical for the modes of the band, including their phases. The
+        mean power of a posterior is near 1.
         """
         kinds = (("projection", self.projections), ("power", self.powers))
         return summary({f"{kind} at k = {k:g}": x for kind, table in kinds for k, x in table.items()})
@@ -135,8 +135,7 @@ class Restarts(NamedTuple):
 
 def named(tree: Any) -> Arrays:
     """Leaves of a pytree, by the names of their paths such as "moments/mean". Collective."""
-    leaves, _ = jax.tree.flatten_with_path(to_host(tree))
-    return {_name(path): np.asarray(x) for path, x in leaves}
+    return {_name(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(to_host(tree))}
 
 
 def restored(stored: Arrays, like: Any) -> Any:
