@@ -31,12 +31,7 @@ class Maximum(NamedTuple):
 
 
 @on_auto_axes
-def maximise(
-    posterior: Posterior,
-    position: Position,
-    *,
-    steps: int = 100,
-) -> Maximum:
+def maximise(posterior: Posterior, position: Position, *, steps: int = 100) -> Maximum:
     """Maximise the posterior density over the noise by L-BFGS, with the parameters of the position fixed.
 
     A joint maximum over field and parameters would be no estimate of the parameters: it ignores the width of the

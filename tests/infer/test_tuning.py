@@ -145,7 +145,7 @@ def test_posterior_is_reached(tuned: tuple[Any, Tuned]) -> None:
     assert np.mean(scale * np.square(place["noise"])) == pytest.approx(1, rel=0.1)
     end = found.ends["posterior"]
     after = found.schedule.advance(end, 0.01)  # the step is bounded by the curvature there
-    assert after.step.largest == after.step.value == pytest.approx(0.01 * math.sqrt(CELLS + 1))
+    assert after.step.stability == after.step.value == pytest.approx(0.01 * math.sqrt(CELLS + 1))
 
 
 def test_the_step_size_keeps_the_tail_of_the_energy_errors_below_the_target(tuned: tuple[Any, Tuned]) -> None:
@@ -177,7 +177,7 @@ def test_an_unstable_block_is_discarded_and_bounds_the_step() -> None:
     for _ in range(20):
         after = after_block(after, 1e-3 * quiet, 1.0, "mclmc", stable=True)
     assert after.value == pytest.approx(0.8)
-    assert after.scaled(1.0, math.inf).largest == math.inf  # other positions, other limits
+    assert after.scaled(1.0, math.inf).unstable == math.inf  # other positions, other limits
 
 
 def test_the_step_is_short_enough_for_the_chain_with_the_largest_errors() -> None:

@@ -49,11 +49,16 @@ def step(
       agree: function that makes copies of numbers equal on all processes.
     """
     draw, choice = jax.random.split(key)
-    size = jnp.asarray(step_size, state.logdensity.dtype)
+    size, root = jnp.asarray(step_size, state.logdensity.dtype), jax.tree.map(jnp.sqrt, inverse_mass_matrix)
     before = trees.normal_like(draw, state.position)  # in units of the root of the mass matrix
 
+    def kicked(state: IntegratorState) -> Any:
+        left = trees.add(state.logdensity_grad, 1, trees.multiply(state.position, normal_precision))
+        return trees.add(state.momentum, 0.5 * size, trees.multiply(left, root))
+
     def once(_: Any, state: IntegratorState) -> IntegratorState:
-        return _leapfrog(state, size, logdensity, inverse_mass_matrix, normal_precision)
+        state = start(*_rotated(state.position, kicked(state), size, root, normal_precision), logdensity)
+        return state._replace(momentum=kicked(state))
 
     end = jax.lax.fori_loop(0, num_integration_steps, once, state._replace(momentum=before))
     # The product rounds less than the squares.
@@ -64,24 +69,6 @@ def step(
     accepted = jax.random.uniform(choice, dtype=rate.dtype) < rate
     info = Transition(jnp.where(fine, energy, 0), fine, rate, jnp.asarray(num_integration_steps))
     return trees.where(accepted, end, state), info
-
-
-def _leapfrog(
-    state: IntegratorState,
-    step_size: Array,
-    logdensity: LogDensity,
-    inverse_mass_matrix: Any,
-    normal_precision: Any,
-) -> IntegratorState:
-    """The state after an integration step, with the momentum in units of the root of the mass matrix."""
-    root = jax.tree.map(jnp.sqrt, inverse_mass_matrix)
-
-    def kicked(state: IntegratorState) -> Any:
-        left = trees.add(state.logdensity_grad, 1, trees.multiply(state.position, normal_precision))
-        return trees.add(state.momentum, 0.5 * step_size, trees.multiply(left, root))
-
-    state = start(*_rotated(state.position, kicked(state), step_size, root, normal_precision), logdensity)
-    return state._replace(momentum=kicked(state))
 
 
 def _rotated(position: Any, momentum: Any, time: Array, root: Any, precision: Any) -> tuple[Any, Any]:

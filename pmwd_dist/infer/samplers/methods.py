@@ -58,16 +58,13 @@ def transition(
     options: dict[str, Any] = {"step_size": tuning.step_size, "inverse_mass_matrix": tuning.inverse_mass_matrix}
     options |= {"agree": agree}
     if method == "mclmc":
-        state, info = mclmc.step(key, state, logdensity, L=tuning.L, **options)
-        return _agreed(state, agree), info
-    options["normal_precision"] = jax.tree.map(lambda x: 1.0 if x.ndim else 0.0, state.position)
-    count = jnp.maximum(jnp.ceil(2 * fraction * jnp.asarray(tuning.L) / tuning.step_size), 1).astype(int)
-    after, info = hmc.step(key, state, logdensity, num_integration_steps=count, **options)
-    return _agreed(after._replace(momentum=state.momentum), agree), info
-
-
-def _agreed(state: IntegratorState, agree: Agree) -> IntegratorState:
-    """The state with equal copies of its numbers; parts of fields have none."""
-    leaves, structure = jax.tree.flatten(state)
-    numbers = iter(agree([x for x in leaves if not x.ndim]))
-    return structure.unflatten([x if x.ndim else next(numbers) for x in leaves])
+        after, info = mclmc.step(key, state, logdensity, L=tuning.L, **options)
+    else:
+        precision = jax.tree.map(lambda x: 1.0 if x.ndim else 0.0, state.position)
+        count = jnp.maximum(jnp.ceil(2 * fraction * jnp.asarray(tuning.L) / tuning.step_size), 1).astype(int)
+        options |= {"num_integration_steps": count, "normal_precision": precision}
+        after, info = hmc.step(key, state, logdensity, **options)
+        after = after._replace(momentum=state.momentum)
+    leaves, structure = jax.tree.flatten(after)
+    numbers = iter(agree([x for x in leaves if not x.ndim]))  # parts of fields have no copies
+    return structure.unflatten([x if x.ndim else next(numbers) for x in leaves]), info

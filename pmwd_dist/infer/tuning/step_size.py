@@ -47,11 +47,6 @@ class StepSize(NamedTuple):
     unstable: float = math.inf
     stable: float = 0.0
 
-    @property
-    def largest(self) -> float:
-        """The largest step to try."""
-        return min(self.stability, self.unstable)
-
     def scaled(self, factor: float, stability: float) -> StepSize:
         """The step in other units, after a change of positions or the sampler, without earlier blocks."""
         return StepSize(min(factor * self.value, stability), self.wanted[:0], stability)
@@ -81,4 +76,5 @@ def after_block(step: StepSize, energy_change: np.ndarray, target: float, method
     value = math.exp(float(np.quantile(wanted[len(wanted) // 2 :], tail)))
     if abs(now := float(np.quantile(change, tail))) > 0.5 * _LARGEST_CHANGE:  # far from the target
         value = step.value * math.exp(now)
-    return step._replace(value=min(value, step.largest), wanted=wanted, stable=max(step.stable, step.value))
+    value = min(value, step.stability, step.unstable)
+    return step._replace(value=value, wanted=wanted, stable=max(step.stable, step.value))
