@@ -26,17 +26,7 @@ from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.chain import scales
-from pmwd_dist.infer.chain.chain import (
-    Chain,
-    Moments,
-    Progress,
-    Restarts,
-    Run,
-    named,
-    on_devices,
-    placed,
-    restored,
-)
+from pmwd_dist.infer.chain.chain import Chain, Moments, Progress, Restarts, Run, named, on_devices, placed, restored
 from pmwd_dist.infer.chain.diagnostics import FEW_FAILURES, LARGEST_BIAS, LARGEST_REMAINDER, step_errors
 from pmwd_dist.infer.chain.folder import ChainFolder, chain_of, identity_of
 from pmwd_dist.infer.chain.progress import is_shown, with_bar
@@ -120,19 +110,19 @@ def sample(
     _check_positions(posterior, positions)
     _check_numbers(key, steps, thin, chunk, most_failures)
     schedule = Schedule(positions, tuning_steps, method, energy_variance)
-    how = {"method": method, "energy_variance": energy_variance, "tuning_steps": tuning_steps, "thin": thin}
-    how |= {"chunk": chunk, "keep_noise": keep_noise}
-    identity = _identity(posterior, positions, key) | identity_of(how)
+    options = {"method": method, "energy_variance": energy_variance, "tuning_steps": tuning_steps, "thin": thin}
+    identity = _identity(posterior, positions, key, options | {"chunk": chunk, "keep_noise": keep_noise})
     with raise_on_all_processes():
         folder = ChainFolder(output, identity)
         stored, earlier = folder.read(noise=False)
     wanted = steps // (thin * chunk)
     begin_key, tune_key, run_key = jax.random.split(key, 3)
-    chains = _Chains(run_key, posterior, folder, method, energy_variance, thin, chunk, spmd_axis_name, most_failures)
     listeners = listener, tuning_listener
     with with_bar(len(earlier), wanted, *listeners) if is_shown(progress) else nullcontext(listeners) as (tell, tuned):
         run = begin(begin_key, on_devices(positions, posterior.model.config, spmd_axis_name), posterior, spmd_axis_name)
         _check_begun(run, posterior)
+        how = posterior, method, thin, chunk, spmd_axis_name
+        chains = _Chains(run_key, *how, folder, energy_variance, most_failures, keep_noise, tell)
         if "chunks" in stored:
             with folder.reading_state():
                 found = restored(stored, run._asdict() | {"restarts": Restarts()})
@@ -141,12 +131,12 @@ def sample(
             tuning = ChainTuning(tune_key, run, posterior, schedule, folder, spmd_axis_name, tuned)
             beside = ThreadPoolExecutor(1)
             if jax.process_count() == 1:  # several processes compile the program of a chunk later, in one order
-                beside.submit(chains.program(run).compile)
+                beside.submit(cast("Any", _advance).lower(run_key, run, *how).compile)  # JAX's contexts are of a thread
             run, restarts = tuning.tune(stored, most_failures), Restarts()
             beside.shutdown()
             folder.write_state(_packed(run, 0, restarts))
-            _tell(tell, run, 0, {}, 0)
-        chains.draw(run, restarts, earlier, wanted, keep_noise, tell)
+            chains.tell(run, 0, {}, restarts)
+        chains.draw(run, restarts, earlier, wanted)
     with raise_on_all_processes():
         chain = folder.load()
     return _warned(chain, method, energy_variance)
@@ -158,10 +148,9 @@ def lowered(posterior: Posterior, positions: Position, method: Method, tuning_st
     key, place, nothing = jax.random.key(0), posterior.model.config.decomposition.replicated, cast("Any", None)
     like = eqx.filter_eval_shape(begin, key, positions, posterior, None)
     run: Any = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=place), like)
-    schedule = Schedule(positions, tuning_steps, method)
-    tuning = ChainTuning(key, run, posterior, schedule, nothing, None, None)
+    tuning = ChainTuning(key, run, posterior, Schedule(positions, tuning_steps, method), nothing, None, None)
     block, advance = cast("Any", tuning_block), cast("Any", _advance)
-    arguments = tuning.block_arguments(schedule.begin())
+    arguments = tuning.block_arguments(tuning.schedule.begin())
     return [block.lower(*arguments), advance.lower(key, run, posterior, method, *how, None)]
 
 
@@ -171,35 +160,22 @@ class _Chains:
 
     key: Array
     posterior: Posterior
-    folder: ChainFolder
     method: Method
-    energy_variance: float
     thin: int
     chunk: int
     axis: str | None
+    folder: ChainFolder
+    energy_variance: float
     most_failures: float
+    keep_noise: bool
+    listener: Callable[[Progress], None] | None
 
-    @property
-    def _how(self) -> tuple[Any, ...]:
-        return self.posterior, self.method, self.thin, self.chunk, self.axis
-
-    def program(self, run: Run) -> Any:
-        """The program of a chunk. The contexts of JAX are local to threads, so that others only compile it."""
-        return cast("Any", _advance).lower(self.key, run, *self._how)
-
-    def draw(
-        self,
-        run: Run,
-        restarts: Restarts,
-        chunks: list[Arrays],
-        wanted: int,
-        keep_noise: bool,
-        listener: Callable[[Progress], None] | None,
-    ) -> None:
+    def draw(self, run: Run, restarts: Restarts, chunks: list[Arrays], wanted: int) -> None:
         """Write chunks until there are as many as wanted; where chains start over, all of them anew."""
         while (index := len(chunks)) < wanted:
-            if restarts.times and not chunks:
-                run, restarts = self._burnt_in(run, restarts)
+            if restarts.times and not chunks:  # a chunk of burn-in, which a resumed run repeats
+                burnt, discarded = self._advanced(self._key(restarts, 0, 0), run, 0)
+                run, restarts = burnt._replace(moments=run.moments), restarts.discarding([discarded])
             before, (run, arrays) = run, self._advanced(self._key(restarts, index), run, index)
             chunks.append(arrays)
             if (remedy := self._remedy(chunks, run, restarts)) is not None:
@@ -210,21 +186,22 @@ class _Chains:
             else:
                 restarts = restarts._replace(final=restarts.final or index + 1 == wanted)
                 posterior = self.posterior.adapted(run.adaptation)
-                noise = {"noise": to_host(_noise(run.states.position, posterior, self.axis))} if keep_noise else {}
+                noise = {"noise": to_host(_noise(run.states.position, posterior, self.axis))} if self.keep_noise else {}
                 self.folder.write(index, arrays | noise, _packed(run, index + 1, restarts))
-            _tell(listener, run, len(chunks), arrays, restarts.times)
+            self.tell(run, len(chunks), arrays, restarts)
+
+    def tell(self, run: Run, chunks: int, draws: Arrays, restarts: Restarts) -> None:
+        """Call the listener, if there is one."""
+        if self.listener is not None:
+            L, step_size = (float(np.asarray(x)) for x in run.tuning[:2])
+            self.listener(Progress(chunks, step_size, L, draws, restarts.times))
 
     def _key(self, restarts: Restarts, index: int, number: int = 1) -> Array:
         return jax.random.split(jax.random.fold_in(jax.random.fold_in(self.key, restarts.times), index))[number]
 
-    def _burnt_in(self, run: Run, restarts: Restarts) -> tuple[Run, Restarts]:
-        """The chains after a chunk that is discarded; a resumed run repeats it."""
-        burnt, draws = self._advanced(self._key(restarts, 0, 0), run, 0)
-        return burnt._replace(moments=run.moments), restarts.discarding([draws])
-
     def _advanced(self, key: Array, run: Run, index: int) -> tuple[Run, Arrays]:
         """The chains after a chunk, and its draws on the host; SimulationError if too many of its steps failed."""
-        run, draws = _advance(key, run, *self._how)
+        run, draws = _advance(key, run, self.posterior, self.method, self.thin, self.chunk, self.axis)
         arrays = to_host(draws)
         of_bands = {name: arrays.pop(name) for name in scales.KINDS}
         arrays |= scales.by_wavenumber(of_bands, arrays.pop("modes"), self.posterior.model.config)
@@ -267,7 +244,7 @@ def _packed(run: Run, chunks: int, restarts: Restarts) -> Arrays:
 
 def _warned(chain: Chain, method: Method, energy_variance: float) -> Chain:
     """The chain, with a warning of steps that are too long or failed, and of chains that have not mixed."""
-    errors, more = step_errors(chain, energy_variance), "take more steps, or look at the traces"
+    errors = step_errors(chain, energy_variance)
     if method == "mclmc" and errors.reasons:
         remedy = "tune for longer, or use a smaller energy_variance"
         warnings.warn(f"steps of MCLMC are too long: {'; '.join(errors.reasons)}; {remedy}", stacklevel=4)
@@ -275,7 +252,8 @@ def _warned(chain: Chain, method: Method, energy_variance: float) -> Chain:
         where = f"{chain.failures} of {chain.energy_change.size} steps failed, and the draws leave that region out"
         warnings.warn(f"{where}; look at the priors, the halo and the steps of the simulation", stacklevel=4)
     if errors.unmixed:
-        warnings.warn(f"chains have not mixed: {', '.join(errors.unmixed)}; {more}", stacklevel=4)
+        remedy = "take more steps, or look at the traces"
+        warnings.warn(f"chains have not mixed: {', '.join(errors.unmixed)}; {remedy}", stacklevel=4)
     return chain
 
 
@@ -341,19 +319,14 @@ def _at(posterior: Posterior, positions: Position, chain: int) -> str:
     return f"{there}, where the prediction is {odd}" if odd else there
 
 
-def _tell(listener: Callable[[Progress], None] | None, run: Run, chunks: int, draws: Arrays, restarts: int) -> None:
-    if listener is not None:
-        L, step_size = (float(np.asarray(x)) for x in run.tuning[:2])
-        listener(Progress(chunks, step_size, L, draws, restarts))
-
-
-def _identity(posterior: Posterior, positions: Position, key: Array) -> dict[str, str]:
-    """Description of the posterior, the first positions and the key."""
+def _identity(posterior: Posterior, positions: Position, key: Array, options: dict[str, Any]) -> dict[str, str]:
+    """Description of the posterior, the first positions, the key and the options."""
     model = posterior.model
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     parts = {"config": model.config, "model": model.forward, "priors": model.items, "likelihood": model.likelihood}
-    of_posterior = {"data": posterior.data, "preconditioner": posterior.preconditioner, "weight": posterior.weight}
-    return identity_of(parts | of_posterior | {"start": positions, "key": jax.random.key_data(key) if typed else key})
+    parts |= {"data": posterior.data, "preconditioner": posterior.preconditioner, "weight": posterior.weight}
+    parts |= {"start": positions, "key": jax.random.key_data(key) if typed else key}
+    return identity_of(parts | options)
 
 
 @eqx.filter_jit
