@@ -198,13 +198,12 @@ def _in_bands(x: Array, y: Array, config: Config) -> dict[str, Array]:
     """Mean over the modes of each band of the product of two fields, in units of the variance of a cell."""
     decomposition, shape = config.decomposition, (x.shape[0], x.shape[1], x.shape[2])
     nyquist = math.pi * min(n / length for n, length in zip(shape, config.box_size, strict=True))
-
+    half, whole = (end * nyquist for end in _BANDS)
     k2, count = counted_modes(shape, config, x.dtype)
-    band = sum(jnp.where(k2 < (end * nyquist) ** 2 * (1 + 1e-5), 0, 1) for end in _BANDS)
+    band = sum(jnp.where(k2 < end**2 * (1 + 1e-5), 0, 1) for end in (half, whole))
     count = jnp.where(k2 > 0, count, 0)
     one, other = (prfft3d(field, decomposition, norm="ortho") for field in (x, y))
     product = count * (one.real * other.real + one.imag * other.imag)
-    half, whole = (end * nyquist for end in _BANDS)
     names = f"k < {half:.2g} h/Mpc", f"k = {half:.2g} to {whole:.2g} h/Mpc", f"k > {whole:.2g} h/Mpc"
 
     def mean(i: int) -> Array:

@@ -186,9 +186,8 @@ class Simulation(ForwardModel):
     ) -> tuple[Float[Array, "nx ny nz"], Status | None]:
         """The observable in units of its mean, and the status of the simulation."""
         modes, table = self.linear_modes(noise, parameters)
-        status = None
         if self.gravity == "lpt":
-            particles = lpt(modes, table, self.config, a=self.config.a_stop)
+            particles, status = lpt(modes, table, self.config, a=self.config.a_stop), None
         else:
             options: Any = {"solver": self.solver, "potential_factor": self.potential_factor}
             solution = nbody(lpt(modes, table, self.config), table, self.config, **options)
@@ -198,8 +197,7 @@ class Simulation(ForwardModel):
             if isinstance(self.observable, eqx.Module) and vars(self.observable).get("linear_power", "") is None:
                 observe = replace(observe, linear_power=self.of_cosmology or self.linear_power)
             return observe(particles, modes, parameters, table, self.config), status
-        bias: Any = value_of(self.bias, parameters)
-        return eulerian_bias(density(particles, self.config), bias, self.config), status
+        return eulerian_bias(density(particles, self.config), value_of(self.bias, parameters), self.config), status
 
     def response(self, parameters: Mapping[str, ArrayLike]) -> Float[Array, "nx ny nk"]:
         """Ratio of the modes of the field to the modes of the noise in linear theory, painted by cloud-in-cell.
@@ -209,8 +207,7 @@ class Simulation(ForwardModel):
         amplitude, table = self._amplitude(parameters)
         bias, line_of_sight = value_of(self.bias, parameters), None
         if self.observable is not None:
-            of_observable = getattr(self.observable, "linear_bias", None)
-            bias = 1.0 if of_observable is None else of_observable(parameters)
+            bias = getattr(self.observable, "linear_bias", lambda _: 1.0)(parameters)
             line_of_sight = getattr(self.observable, "line_of_sight", None)
         factor = kaiser_factor(bias, table, self.config, line_of_sight)
         k = zip(wavevectors(self.config), self.config.cell_size, strict=True)

@@ -32,8 +32,6 @@ from pmwd_dist.pm.nbody import nbody
 from pmwd_dist.pm.potential_factor import PotentialFactor
 from pmwd_dist.pm.status import Status
 
-_ARCMINUTES = math.degrees(1) * 60  # per radian
-
 
 class Convergence(ForwardModel):
     """Maps of the weak-lensing convergence of sources behind a simulation's light cone (Born approximation).
@@ -89,9 +87,8 @@ class Convergence(ForwardModel):
     def __call__(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> tuple[Array, Status]:
         """The maps, and the status of the simulation."""
         modes, table = self.linear_modes(noise, parameters)
-        particles = lpt(modes, table, self.config)
         options: Any = {"solver": self.solver, "potential_factor": self.potential_factor}
-        solution = nbody(particles, table, self.config, accumulate=self.cone, **options)
+        solution = nbody(lpt(modes, table, self.config), table, self.config, accumulate=self.cone, **options)
         return self._maps(solution.accumulated, table), solution.status
 
     def _maps(self, mass: Array, table: GrowthTable) -> Array:
@@ -114,10 +111,9 @@ class Convergence(ForwardModel):
     def pixel_area(self) -> float:
         """Area of a pixel [square arcminutes]."""
         if isinstance(self.cone, SphericalLightCone):
-            return 4 * math.pi * _ARCMINUTES**2 / self.shape[-1]
-        assert self.field is not None
-        assert self.pixels is not None
-        return (60 * self.field / self.pixels) ** 2
+            return 4 * math.pi * (60 * math.degrees(1)) ** 2 / self.shape[-1]
+        side: Any = self.field
+        return (60 * side / self.shape[-1]) ** 2
 
 
 def _check_cone(cone: LightCone, config: Config) -> None:
@@ -159,9 +155,8 @@ class ShapeNoise(eqx.Module):
             if not np.all(np.isfinite(value) & (value > 0)):
                 raise ArgumentError(name, value.tolist(), "must be positive and finite")
         if density.shape not in ((), (1,), maps.shape[:1]):
-            raise ArgumentError(
-                "density", density.tolist(), f"must be a number, or one for each of {maps.shape[0]} maps"
-            )
+            constraint = f"must be a number, or one for each of {maps.shape[0]} maps"
+            raise ArgumentError("density", density.tolist(), constraint)
         self.shape, self.mask = maps.shape, checked_mask(mask)
         if self.mask is not None and self.mask.shape not in (self.shape, self.shape[1:]):
             raise ArgumentError("mask.shape", self.mask.shape, f"must be {self.shape} or {self.shape[1:]}")

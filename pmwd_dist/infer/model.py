@@ -140,9 +140,8 @@ class Model(eqx.Module):
         """Data drawn from the likelihood, given the noise and parameters of a draw; NaN if the simulation failed."""
         parameters = self.parameters(position)
         field, fine = self.predict(position["noise"], parameters)
-        data = of_shape(
-            self.likelihood.draw(key, field, parameters, self.config), field.shape, "likelihood.draw", "data"
-        )
+        data = self.likelihood.draw(key, field, parameters, self.config)
+        data = of_shape(data, field.shape, "likelihood.draw", "data")
         return jax.lax.with_sharding_constraint(jnp.where(fine, data, jnp.nan), self._layout_of_data()[1])
 
     @on_auto_axes
