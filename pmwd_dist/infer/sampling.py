@@ -257,8 +257,11 @@ def _warned(chain: Chain, method: Method, energy_variance: float) -> Chain:
     return chain
 
 
-def _check_positions(posterior: Posterior, positions: Any) -> None:
+def _check_positions(posterior: Any, positions: Any) -> None:
     """Raise ValueError unless these are positions of a batch of chains, which a divided light cone can't have."""
+    if not isinstance(posterior, Posterior):
+        remedy = "use model.condition(data)"
+        raise ArgumentError("posterior", posterior, "is no posterior", remedy, show_value=False)
     count = posterior.model.config.decomposition.size
     if isinstance(posterior.model.forward, Convergence) and count > 1:
         constraint = f"has a light cone that is divided over {count} devices, and chains are a batch of them"

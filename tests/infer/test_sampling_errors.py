@@ -26,6 +26,8 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         infer.sample(posterior, starts(posterior), steps=150, output=tmp_path / "run", **OPTIONS)
     with pytest.raises(ValueError, match=r"shape \(chains, .*use jax.vmap\(posterior.initial\)\(keys\)"):
         infer.sample(posterior, posterior.initial(jax.random.key(0)), steps=100, output=tmp_path / "run", **OPTIONS)
+    with pytest.raises(ValueError, match=r"posterior is no posterior; use model.condition\(data\)"):
+        infer.sample(posterior.model, starts(posterior), steps=100, output=tmp_path / "run", **OPTIONS)  # type: ignore[arg-type]
     wrong: tuple[tuple[dict[str, Any], str], ...] = (
         ({"tuning_steps": 0}, "tuning_steps=0 must be a whole number, 40 or more"),
         ({"key": 3}, "key=3 must be a key of jax.random"),
