@@ -1,4 +1,4 @@
-"""Diagnostics of chains against arviz-stats."""
+"""Diagnostics of chains."""
 
 from __future__ import annotations
 
@@ -6,35 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arviz_stats.base import array_stats
 
 from pmwd_dist import infer
 from pmwd_dist.infer.chain.diagnostics import step_errors, stuck
 
 
-def chains(name: str) -> np.ndarray:
-    rng = np.random.default_rng(0)
-    count, draws, correlation = {
-        "slow": (4, 501, 0.95),
-        "fast": (2, 400, -0.5),
-        "one": (1, 200, 0.7),
-        "short": (3, 9, 0.3),
-    }[name]
-    noise, x = rng.standard_normal((count, draws)), np.zeros((count, draws))
-    for i in range(1, draws):
-        x[:, i] = correlation * x[:, i - 1] + noise[:, i]
-    x[0] += 0.5  # a chain that is elsewhere
-    return np.round(x, 1) if name == "slow" else np.exp(0.3 * x)  # with equal values, and skewed
-
-
-@pytest.mark.parametrize("name", ["slow", "fast", "one", "short"])
-def test_diagnostics_are_those_of_arviz(name: str) -> None:
-    x = chains(name)
-    assert infer.ess_bulk(x) == pytest.approx(array_stats.ess(x, method="bulk"), rel=1e-9)
-    assert infer.ess_tail(x) == pytest.approx(array_stats.ess(x, method="tail", prob=(0.05, 0.95)), rel=1e-9)
-    assert infer.ess_mean(x) == pytest.approx(array_stats.ess(x, method="mean"), rel=1e-9)
-    if len(x) > 1:  # theirs needs two chains
-        assert infer.rhat(x) == pytest.approx(array_stats.rhat(x, method="rank"), rel=1e-9)
+def test_a_single_chain_is_compared_with_itself() -> None:
+    x = np.random.default_rng(0).standard_normal((1, 400))
+    assert infer.rhat(x) == pytest.approx(1, abs=0.02)
+    assert infer.rhat(x + np.linspace(0, 3, 400)) > 1.3
 
 
 def test_independent_draws_count_fully_and_correlated_ones_partly() -> None:

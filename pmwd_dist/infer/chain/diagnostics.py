@@ -1,7 +1,6 @@
-"""Diagnostics of chains, on the host: split R-hat and effective sample sizes (Vehtari et al. 2021, 1903.08008).
+"""Diagnostics of chains, on the host: R-hat and effective sample sizes by ArviZ (Vehtari et al. 2021, 1903.08008).
 
-They agree with arviz-stats, which has no R-hat of a single chain and whose releases 1.x need Python 3.12. Fewer than
-four draws, or values that are not finite, are a ValueError.
+Fewer than four draws, or values that are not finite, are a ValueError.
 """
 
 from __future__ import annotations
@@ -32,29 +31,33 @@ _LEAST_LEFT = 0.2  # smallest share of a variance within chains that are far fro
 def rhat(x: Chains) -> float:
     """The larger of the rank-normalised split R-hat of the draws and of their distances from the median.
 
-    It is infinite for constant draws, since chains that never moved show no convergence.
+    It is infinite for constant draws, since chains that never moved show no convergence. The halves of a single chain
+    count as two chains; it needs eight draws.
     """
-    x = _split(_checked(x))
-    if np.ptp(x) == 0:
-        return math.inf
-    folded = np.abs(x - np.median(x))
-    return max(_rhat(_rank_normalise(x)), _rhat(_rank_normalise(folded)))
+    x = _checked(x)
+    if len(x) == 1:
+        half = x.shape[1] // 2
+        x = np.concatenate([x[:, :half], x[:, -half:]])
+    with np.errstate(divide="ignore", invalid="ignore"):  # chains of one value each
+        return math.inf if np.ptp(x) == 0 else float(_arviz().rhat(x))
 
 
 def ess_bulk(x: Chains) -> float:
     """Effective sample size of the centre of the distribution; 1 for constant draws."""
-    return _ess(_rank_normalise(_split(_checked(x))))
+    return _ess(x, method="bulk")
 
 
 def ess_tail(x: Chains) -> float:
-    """Effective sample size of the tails: the smaller size of the 5 % and 95 % quantiles."""
-    x = _checked(x)
-    return min(_ess(_split((x <= np.quantile(x, q)).astype(float))) for q in (0.05, 0.95))
+    """Effective sample size of the tails: the smaller size of the 5 % and 95 % quantiles; 1 for constant draws."""
+    return _ess(x, method="tail", prob=(0.05, 0.95))
 
 
 def ess_mean(x: Chains) -> float:
-    """Effective sample size of the mean, whose standard error is the standard deviation over the root of this."""
-    return _ess(_split(_checked(x)))
+    """Effective sample size of the mean, whose standard error is the standard deviation over the root of this.
+
+    It is 1 for constant draws.
+    """
+    return _ess(x, method="mean")
 
 
 def summary(draws: Mapping[str, Chains]) -> dict[str, dict[str, float]]:
@@ -212,52 +215,12 @@ def _checked(x: Any) -> np.ndarray:
     return x
 
 
-def _split(x: np.ndarray) -> np.ndarray:
-    """First and second halves as separate chains; the middle one of an odd number of draws is left out."""
-    half = x.shape[1] // 2
-    return np.concatenate([x[:, :half], x[:, -half:]])
+def _ess(x: Chains, **options: Any) -> float:
+    x = _checked(x)
+    return 1.0 if np.ptp(x) == 0 else float(_arviz().ess(x, **options))
 
 
-def _rank_normalise(x: np.ndarray) -> np.ndarray:
-    """Normal scores of the ranks; equal values share their mean rank."""
-    from scipy.special import ndtri  # slow to import
+def _arviz() -> Any:
+    from arviz_stats.base.array import array_stats  # slow to import
 
-    _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse.reshape(x.shape)]
-    return ndtri((ranks - 0.375) / (x.size + 0.25))
-
-
-def _rhat(x: np.ndarray) -> float:
-    n = x.shape[1]
-    within = np.mean(np.var(x, axis=1, ddof=1))
-    between = np.var(np.mean(x, axis=1), ddof=1)
-    if within == 0:
-        return 1.0 if between == 0 else math.inf
-    return float(math.sqrt(between / within + (n - 1) / n))
-
-
-def _ess(x: np.ndarray) -> float:
-    """Effective sample size by the initial monotone sequence of the correlations (Geyer 1992)."""
-    chains, n = x.shape
-    if np.ptp(x) == 0:
-        return 1.0
-    modes = np.fft.rfft(x - x.mean(axis=1, keepdims=True), 2 * n, axis=1)
-    covariance = np.fft.irfft(np.abs(modes) ** 2, 2 * n, axis=1)[:, :n] / n
-    within = float(np.mean(covariance[:, 0])) * n / (n - 1)
-    variance = within * (n - 1) / n
-    if chains > 1:
-        variance += float(np.var(np.mean(x, axis=1), ddof=1))
-    rho = 1 - (within - np.mean(covariance, axis=0)) / variance
-    rho[0] = 1.0
-    return x.size / max(_correlation_time(rho), 1 / math.log10(x.size))
-
-
-def _correlation_time(rho: np.ndarray) -> float:
-    """1 + 2 sum of the correlations in pairs, as long as these are positive, and made to decrease."""
-    n = len(rho)
-    pairs = rho[: n // 2 * 2].reshape(-1, 2).sum(axis=1)
-    end = max(n // 2 - 2 + n % 2, 0)  # only the first correlation of the last pair counts
-    negative = np.flatnonzero(pairs[1:end] <= 0) + 1
-    end = int(negative[0]) if negative.size else end
-    kept = np.minimum.accumulate(pairs[:end])
-    return float(-1 + 2 * kept.sum() + max(float(rho[2 * end]), 0.0))
+    return array_stats
