@@ -305,15 +305,18 @@ def _at_table_nodes(of: Background, linear: Array, q: Array, p: Array) -> Array:
 
 
 def _check_tabulated(a: ArrayLike) -> None:
-    if not isinstance(a, jax.Array) and np.max(a, initial=0) > LAST:
-        raise ArgumentError("a", a, f"lies beyond the growth tables, which end at a = {LAST:g}")
+    if not isinstance(a, jax.Array):
+        if np.max(a, initial=0) > LAST:
+            raise ArgumentError("a", a, f"lies beyond the growth tables, which end at a = {LAST:g}")
+        if np.min(a, initial=1) <= 0:
+            raise ArgumentError("a", a, "must be positive")
 
 
 def growth(a: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
-    """Linear growth factor D1(a), 1 at a = 1, for a <= 2; the result has the shape of a.
+    """Linear growth factor D1(a), 1 at a = 1, for 0 < a <= 2; the result has the shape of a.
 
     Raises:
-      ValueError: a scale factor is larger than 2; an array on a device, or traced, gives NaN there instead.
+      ValueError: a scale factor is out of this range; an array on a device, or traced, gives NaN there instead.
 
     Examples:
       >>> pmd.growth([0.5, 1.0], jax_cosmo.Planck15())
@@ -327,7 +330,7 @@ def growth_rate(a: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
     """Linear growth rate f = d ln D1 / d ln a, for a as in `growth`.
 
     Raises:
-      ValueError: a scale factor is larger than 2.
+      ValueError: a scale factor is out of this range.
 
     Examples:
       >>> pmd.growth_rate([0.5, 1.0], jax_cosmo.Planck15())

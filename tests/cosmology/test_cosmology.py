@@ -311,5 +311,7 @@ def test_growth_ends_with_its_tables() -> None:
             function(3.0, problems.cosmology())
         with pytest.raises(ValueError, match="beyond the growth tables"):
             function(np.array([0.5, 2.5]), problems.cosmology())
+        with pytest.raises(ValueError, match=r"a=0 must be positive"):
+            function(0, problems.cosmology())
         values = jax.jit(lambda a, function=function: function(a, problems.cosmology()))(jnp.array([1.0, 3.0]))
         assert np.isnan(values).tolist() == [False, True]

@@ -61,6 +61,8 @@ def test_kaiser_multipoles_and_smoothing_are_sums_over_modes(pdims: tuple[int, i
             np.testing.assert_allclose(slope[row, i], expected, rtol=3e-5, atol=3e-5 * found.power[0, i])
     expected = np.fft.ifftn(np.fft.fftn(noise) * np.exp(-(modulus**2) * 9 / 2)).real
     np.testing.assert_allclose(smooth, expected, atol=1e-12)
+    with pytest.raises(ValueError, match=r"radius=-3.0 must be 0 or more"):
+        pmd.observe.smoothed(noise, config, -3.0)
 
 
 def test_angular_power_of_waves():
