@@ -23,6 +23,7 @@ import pmwd_dist as pmd
 from pmwd_dist.cli import commands, doctor, main
 from pmwd_dist.cosmology.parameters import Parameters
 from pmwd_dist.run.common import job, manifest, resources
+from pmwd_dist.run.inference.memory import InferenceMemory
 from pmwd_dist.run.simulation.gradients import Comparison
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -95,7 +96,10 @@ def test_names_that_are_not_utf_8_fail(cli: Cli, file: Path):
         fails(cli(verb, file, "-o", "a\udcff"), "'a\\udcff': is not UTF-8; use another name", lines=1)
 
 
-def test_template_can_be_run(cli: Cli, tmp_path: Path):
+def test_templates_can_be_run(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As they are checked; no gradients are compiled to tell the memory, which `test_inference_memory` tests."""
+    nothing = InferenceMemory(chains=1, gradients=0, sampler=0, verdict=0, program=0)
+    monkeypatch.setattr("pmwd_dist.run.inference.plan.inference_memory", lambda *_: nothing)
     code, out, err = cli("template")
     assert (code, err) == (0, "")
     (tmp_path / "t.toml").write_text(out)

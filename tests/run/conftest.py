@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
+from pmwd_dist import infer
 from pmwd_dist.report import drawing, results
+from pmwd_dist.run.inference import job, plan, verdict
+from pmwd_dist.run.inference.memory import InferenceMemory
 
 
 @pytest.fixture
@@ -14,3 +18,25 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty files for figures, which take longer than all the rest of a small run."""
     monkeypatch.setattr(drawing, "draw", lambda paths: None)
     monkeypatch.setattr(results, "draw", Path.touch)
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty files for pictures of an inference."""
+    monkeypatch.setattr(verdict, "plot", MagicMock())
+    monkeypatch.setattr(verdict, "save", lambda figure, path: path.touch())
+
+
+@pytest.fixture
+def no_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verdicts without checks of fit and prior, which `test_fit` tests; they compile most of the forward models."""
+    for name in ("check_fit", "check_prior"):
+        monkeypatch.setattr(infer, name, lambda *_: {})
+    monkeypatch.setattr(job, "compile_ahead", lambda *_: None)
+
+
+@pytest.fixture
+def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No gradients that are compiled for the memory of an inference, which `test_inference_memory` tests."""
+    nothing = InferenceMemory(chains=1, gradients=0, sampler=0, verdict=0, program=0)
+    monkeypatch.setattr(plan, "inference_memory", lambda *_: nothing)
