@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from inferences import SMALL, plan_of
 from pages import check_page
-from runs import command, kill_loop
+from runs import command
 
 from pmwd_dist import infer
 from pmwd_dist.infer.chain.folder import ChainFolder, load_chain
@@ -54,12 +54,6 @@ class Listener(list[Any]):
         if event.name == self.stop_at:
             self.stop_at = None
             os.kill(os.getpid(), signal.SIGTERM)
-
-
-@pytest.fixture
-def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Empty files for pictures, which take half of the time of a small inference: `whole` has them."""
-    monkeypatch.setattr(verdict, "save", lambda figure, path: path.touch())
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +101,7 @@ def test_too_few_draws_for_diagnostics_are_not_drawn(tmp_path: Path, monkeypatch
     assert verdict.redraw_chains(tmp_path) == []
 
 
-@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.usefixtures("no_pictures")
 def test_what_was_stopped_goes_on_to_the_same_bits(
     whole: tuple[InferenceJob, Listener],
     tmp_path: Path,
@@ -161,7 +155,7 @@ def test_what_was_stopped_goes_on_to_the_same_bits(
             np.testing.assert_array_equal(values, other[name], err_msg=f"{path.name}:{name}")
 
 
-@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.usefixtures("no_pictures", "no_checks")
 def test_chains_on_devices_of_their_own_are_the_same(whole: tuple[InferenceJob, Listener], tmp_path: Path) -> None:
     """Each of two chains on half of four devices, and then both on one."""
     plan = plan_of(tmp_path / "run", "sampler.chain_devices=2", "devices.pdims=[2, 1]", "sampler.steps=12")
@@ -213,13 +207,6 @@ def test_chains_begin_at_maxima_with_parameters_held(tmp_path: Path) -> None:
     np.testing.assert_array_equal(positions["parameters"]["b1"], drawn["parameters"]["b1"])
     slope = jax.jit(jax.vmap(jax.grad(posterior.logdensity)))
     assert np.abs(slope(positions)["noise"]).max() < 0.05 * np.abs(slope(drawn)["noise"]).max()
-
-
-def test_killed_while_it_is_tuned_it_goes_on_to_the_same_bits(whole: tuple[InferenceJob, Listener]) -> None:
-    """One kill; `python tests/run/kill_loop.py --infer --kills 200` has more, between chunks, too."""
-    done = kill_loop("--kills", "1", "--seed", "9", "--no-figures", "--reference", whole[0].folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.fullmatch(r"(\d+) runs, 1 kills, \1 same bits", done.stdout.strip().splitlines()[-1])
 
 
 def test_another_config_does_not_go_on(
