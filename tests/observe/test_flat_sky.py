@@ -160,9 +160,9 @@ def test_only_sharp_shells_have_what_their_slope_lacks() -> None:
         def weighed(strength: Any, cone: Any = cone) -> Any:
             return jnp.sum(WEIGHT[:2] * cone(*(epoch(t, strength * move) for t in a), TABLE))
 
-        middles = 0.8 + 0.4 * (np.arange(1000) + 0.5) / 1000
-        sums, slopes = jax.jit(jax.vmap(jax.value_and_grad(weighed)))(np.array([0.8, *middles, 1.2]))
-        missed[assignment] = abs(float(sums[-1] - sums[0] - 0.4 * jnp.mean(slopes[1:-1])))
+        middles = 0.9 + 0.2 * (np.arange(300) + 0.5) / 300
+        sums, slopes = jax.jit(jax.vmap(jax.value_and_grad(weighed)))(np.array([0.9, *middles, 1.1]))
+        missed[assignment] = abs(float(sums[-1] - sums[0] - 0.2 * jnp.mean(slopes[1:-1])))
     assert missed["linear"] < 0.02
     assert missed["nearest"] > 1
 
@@ -222,39 +222,35 @@ def test_second_derivatives_of_a_simulation_are_those_of_differences() -> None:
     np.testing.assert_allclose(change, (after - before) / (2 * step), rtol=1e-6)
 
 
-def derivatives_of_a_batch(pdims: tuple[int, int], vmap: Any) -> Any:
-    """Gradients by displacements and scale factors, and their change in some direction, of a batch of two steps.
+def gradients_of_a_batch(pdims: tuple[int, int], vmap: Any) -> Any:
+    """Gradients by displacements and scale factors, of a batch of two steps.
 
     Displacements grow faster than D1: by scale factors alone, what particles and light contribute would cancel.
     """
     config = configure(pdims, halo="auto")
     cone = pmd.observe.FlatSkyLightCone(config, EDGES, observer=OBSERVER, shell_assignment="linear")
     moves, ends = np.stack([psi(), 0.3 * psi()]), np.array([[0.88, 0.95], [0.95, 1.0]])
-    along = np.cos(psi()), np.array([0.3, -0.2])
 
     def weighed(move: Any, a: Any) -> Any:
         return jnp.sum(WEIGHT**2 * cone(*(epoch(t, t * move) for t in a), TABLE) ** 2)
 
-    @jax.jit
-    def both(move: Any, a: Any) -> Any:
-        return jax.jvp(jax.grad(weighed, argnums=(0, 1)), (move, a), along)
-
-    return jax.tree.leaves(vmap(both)(moves, ends))
+    return vmap(jax.jit(jax.grad(weighed, argnums=(0, 1))))(moves, ends)
 
 
-def test_batches_have_the_same_derivatives_on_divided_particles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_have_the_same_gradients_on_divided_particles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two halos, 1 and 4 cells wide, the second alone has all of the batch, whose parts would choose one each."""
     monkeypatch.setattr("pmwd_dist.pm.paint._AUTO_DISPLACEMENTS", (4.0, 16.0))
     one_by_one: Any = lambda f: lambda *args: jax.tree.map(lambda *x: np.stack(x), *map(f, *args))  # noqa: E731
-    whole = derivatives_of_a_batch((1, 1), one_by_one)
-    for x, y in zip(derivatives_of_a_batch((2, 2), jax.vmap), whole, strict=True):
+    whole = gradients_of_a_batch((1, 1), one_by_one)
+    for x, y in zip(gradients_of_a_batch((2, 2), jax.vmap), whole, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-10)  # sums of terms of hundreds cancel
 
 
 def test_positions_that_are_not_finite_show() -> None:
     cone = pmd.observe.FlatSkyLightCone(configure((1, 1)), EDGES, observer=OBSERVER)
     move = jnp.asarray(psi()).at[0, 0, 0].set(jnp.nan)
-    assert np.isnan(np.asarray(cone(epoch(0.95, move), epoch(1.0, move), TABLE))).any()
+    see = jax.jit(lambda move: cone(epoch(0.95, move), epoch(1.0, move), TABLE))
+    assert np.isnan(np.asarray(see(move))).any()
 
 
 def test_shells_that_the_simulation_does_not_reach_are_refused_or_not_a_number() -> None:
@@ -368,19 +364,23 @@ def test_convergence_and_shear_of_plane_waves(pdims: tuple[int, int]) -> None:
     np.testing.assert_allclose(gamma[0], 0, rtol=0, atol=1e-12 * largest)
 
 
-@pytest.mark.parametrize("edges", [(0.0, 400.0, 900.0), (400.0, 900.0, 1600.0)], ids=["short", "late"])
-@pytest.mark.parametrize("source", [0.6, ([0.5, 0.6], [0.0, 1.0])], ids=["one", "distribution"])
-def test_shells_that_leave_out_matter_are_a_warning(edges: tuple[float, ...], source: Any) -> None:
+@pytest.mark.parametrize(
+    ("function", "edges", "source"),
+    [
+        (pmd.observe.convergence, (0.0, 400.0, 900.0), jnp.asarray(0.6)),
+        (pmd.observe.shear, (400.0, 900.0, 1600.0), ([0.5, 0.6], [0.0, 1.0])),
+    ],
+    ids=["short", "late"],
+)
+def test_shells_that_leave_out_matter_are_a_warning(function: Any, edges: tuple[float, ...], source: Any) -> None:
     """The part that is left out is the one of nested quadrature; also inside jit, where the table is known."""
     cosmo = problems.cosmology(Omega_k=0.05)
     inside, whole = (expected_weights(cosmo, 0.6, x).sum() for x in (edges, (0.0, 2000.0)))
     cone = pmd.observe.FlatSkyLightCone(configure((1, 1), a_start=0.4), edges, pixels=8)
     table, mass = pmd.growth_table(cosmo), jnp.ones((2, 8, 8))
-    known = jnp.asarray(source) if isinstance(source, float) else source
-    for function in (pmd.observe.convergence, pmd.observe.shear):
-        see = partial(function, cosmo=table, cone=cone, source=known, field=5.0, pixels=8)
-        with pytest.warns(UserWarning, match=f"{edges[0]:g} to {edges[-1]:g} Mpc/h leave out {1 - inside / whole:.0%}"):
-            jax.jit(see)(mass)
+    see = partial(function, cosmo=table, cone=cone, source=source, field=5.0, pixels=8)
+    with pytest.warns(UserWarning, match=f"{edges[0]:g} to {edges[-1]:g} Mpc/h leave out {1 - inside / whole:.0%}"):
+        jax.jit(see)(mass)
 
 
 @pytest.mark.parametrize(
