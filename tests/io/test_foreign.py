@@ -120,7 +120,12 @@ def test_two_places_that_disagree_are_an_error(tmp_path: Path):
     assert pmd.snapshot_density(path, length_unit="Mpc/h")[1].header.box_size == pytest.approx((BOX,) * 3)
 
 
-@pytest.mark.parametrize("types", [None, (1,), (0, 4)])
+@pytest.mark.parametrize(
+    ("decomposition", "types"),
+    [((1, 1), None), ((1, 1), (1,)), ((4, 1), None), ((2, 2), (0, 4))],
+    ids=str,
+    indirect=["decomposition"],
+)
 def test_power_is_weighted_by_mass_on_any_layout(tmp_path: Path, decomposition: pmd.Decomposition, types: Any):
     """A zoom: most particles lie in half of the box, far from any lattice."""
     kinds = universe(HYDRO)
@@ -137,6 +142,7 @@ def test_power_is_weighted_by_mass_on_any_layout(tmp_path: Path, decomposition: 
     assert matter.left_out == tuple(sorted({0, 1, 3, 4} - set(chosen)))
 
 
+@pytest.mark.parametrize("decomposition", [(1, 1), (4, 1), (2, 2)], indirect=True)
 def test_particles_are_painted_a_lattice_at_a_time(
     tmp_path: Path, decomposition: pmd.Decomposition, monkeypatch: pytest.MonkeyPatch
 ):
@@ -148,6 +154,7 @@ def test_particles_are_painted_a_lattice_at_a_time(
     np.testing.assert_allclose(density, expected_density(kinds, (8, 8, 8)), atol=1e-5)
 
 
+@pytest.mark.parametrize("decomposition", [(1, 1), (2, 2)], indirect=True)
 def test_our_own_snapshots_have_the_same_density(tmp_path: Path, decomposition: pmd.Decomposition, cosmo: Any):
     config = pmd.Config(BOX, 8, decomposition=decomposition)
     disp, vel = np.random.default_rng(2).uniform(-9, 9, (2, 8, 8, 8, 3))

@@ -81,7 +81,12 @@ def test_sites_are_found(tmp_path: Path, initial: pmd.Particles, order: str, shi
     np.testing.assert_allclose(found.vel, vel, atol=1e-5)
 
 
-@pytest.mark.parametrize("layout", ["gadget4", "swift"])
+@pytest.mark.parametrize(
+    ("decomposition", "layout"),
+    [((1, 1), "swift"), ((4, 1), "gadget4"), ((2, 2), "swift")],
+    ids=str,
+    indirect=["decomposition"],
+)
 def test_initial_conditions_on_several_devices(
     tmp_path: Path, initial: pmd.Particles, decomposition: pmd.Decomposition, layout: str, monkeypatch: Any
 ):

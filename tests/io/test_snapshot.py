@@ -52,6 +52,7 @@ def no_files_larger_than(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.parametrize("decomposition", [(1, 1), (4, 1), (2, 2)], indirect=True)
 @pytest.mark.parametrize(("kind", "precision"), [("gadget", 1e-5), ("swift", 1e-12)])
 def test_round_trip_on_any_layout(tmp_path: Path, decomposition, cosmo, kind, precision):
     config = make_config(decomposition)
@@ -72,10 +73,10 @@ def test_round_trip_on_any_layout(tmp_path: Path, decomposition, cosmo, kind, pr
 @pytest.mark.parametrize("precision", ["single", "double"])
 @pytest.mark.parametrize("kind", ["gadget", "swift"])
 @pytest.mark.parametrize("x64", [False, True])
-def test_positions_are_rounded_once(tmp_path: Path, decomposition, cosmo, kind, precision, x64):
+def test_positions_are_rounded_once(tmp_path: Path, single, cosmo, kind, precision, x64):
     """They are those of double precision, within one unit in the last place, and within the box."""
     with jax.enable_x64(x64):
-        config = make_config(decomposition)
+        config = make_config(single)
         particles = make_particles(config)
         path = save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A, format=kind, precision=precision)
         disp, vel = (np.asarray(x).reshape(-1, 3) for x in (particles.disp, particles.vel))
@@ -326,8 +327,8 @@ KINDS = [(None, None), ("single", None), ("double", None), (None, "zstd")]  # pr
 
 @pytest.mark.parametrize(("precision", "compression"), KINDS)
 @pytest.mark.parametrize("kind", ["gadget", "swift"])
-def test_h5py_and_we_read_all_kinds(tmp_path: Path, cosmo, decomposition, kind, precision, compression):
-    config = make_config(decomposition)
+def test_h5py_and_we_read_all_kinds(tmp_path: Path, cosmo, single, kind, precision, compression):
+    config = make_config(single)
     particles, path = make_particles(config), tmp_path / "s.hdf5"
     save_snapshot(path, particles, cosmo, config, A, format=kind, precision=precision, compression=compression)
     read, _ = load_snapshot(path, config)
