@@ -35,6 +35,7 @@ class Flat(ForwardModel):
         return jnp.zeros(self.shape) + 0 * jnp.mean(noise)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_maps_of_a_simulation_on_a_finer_mesh_have_no_spectra(tmp_path: Path) -> None:
     plan = plan_of(tmp_path / "run", "box.mesh=8", "box.particles=4", text=LENSING)
     prepare_folder(plan)
@@ -49,6 +50,7 @@ def test_maps_of_a_simulation_on_a_finer_mesh_have_no_spectra(tmp_path: Path) ->
     assert "fields.png" not in judged.files
 
 
+@pytest.mark.usefixtures("no_checks")  # the test above has them
 def test_maps_of_lensing_are_data(tmp_path: Path) -> None:
     plan = plan_of(tmp_path / "run", text=LENSING)
     assert np.allclose(plan.model.likelihood.sigma[0] / plan.model.likelihood.sigma[1], np.sqrt(2))

@@ -71,6 +71,7 @@ def check_uniform(share: np.ndarray) -> None:
     assert share.mean() == pytest.approx(0.5, abs=0.1) and share.std() == pytest.approx(12**-0.5, abs=0.06)
 
 
+@pytest.mark.usefixtures("no_checks")
 def test_at_the_truth_predicted_data_are_as_the_data(tmp_path: Path) -> None:
     plan, data = truth_and(tmp_path, SMALL, "noise.seed=2")
     check_uniform(ranks(plan, data))
@@ -86,6 +87,7 @@ def test_at_the_truth_predicted_data_are_as_the_data(tmp_path: Path) -> None:
     assert np.std(one - mean) == pytest.approx(0.5, rel=0.2)
 
 
+@pytest.mark.usefixtures("no_checks")
 def test_counts_are_predicted_with_their_selection_where_the_mask_shows_them(tmp_path: Path) -> None:
     selection, mask = np.ones((SIZE,) * 3), np.ones((SIZE,) * 3)
     selection[: SIZE // 2], mask[:, :, :2] = 0.5, 0
@@ -150,6 +152,7 @@ def test_some_draws_are_of_all_chains(chunks: int, chains: int) -> None:
     assert len(np.unique(places)) == len(places) <= max(40, chains)
 
 
+@pytest.mark.usefixtures("no_checks")
 def test_correlation_and_transfer_with_the_truth(tmp_path: Path) -> None:
     plan, data = truth_and(tmp_path, SMALL)
     factors = np.linspace(-0.5, 2.4, DRAWS)  # none is 0
