@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import numpy as np
 import problems
-import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist import observe
@@ -16,14 +13,13 @@ from pmwd_dist import observe
 COSMO = problems.cosmology()
 
 
-def configure(decomposition: pmd.Decomposition, mesh: int, halo: Any = 4) -> pmd.Config:
-    return pmd.Config(16.0, mesh, 8, steps=3, lpt_order=1, a_start=0.2, halo=halo, decomposition=decomposition)
+def configure(decomposition: pmd.Decomposition, mesh: int) -> pmd.Config:
+    return pmd.Config(16.0, mesh, 8, steps=3, lpt_order=1, a_start=0.2, decomposition=decomposition)
 
 
-@pytest.mark.parametrize("decomposition", [(2, 2)], indirect=True)
-def test_training_finds_the_force_of_the_references(decomposition: pmd.Decomposition) -> None:
+def test_training_finds_the_force_of_the_references(single: pmd.Decomposition) -> None:
     """References with a known factor of the potential, and one of another seed to judge by."""
-    config, teacher = configure(decomposition, 8), pmd.ForceCorrection(2.0, np.full((9, 5), 0.4))
+    config, teacher = configure(single, 8), pmd.ForceCorrection(2.0, np.full((9, 5), 0.4))
     plain = [observe.force_reference(jax.random.key(i), COSMO, config, config, [1.0]) for i in range(2)]
     same = observe.force_error(None, plain[1])
     assert same.k.shape == (4,)
@@ -33,7 +29,7 @@ def test_training_finds_the_force_of_the_references(decomposition: pmd.Decomposi
     @jax.jit
     def taught(reference: observe.ForceReference) -> observe.ForceReference:
         end = pmd.nbody(reference.particles, reference.table, config, potential_factor=teacher).particles
-        density = pmd.density(end, configure(decomposition, 16, halo="auto"))
+        density = pmd.density(end, configure(single, 16))
         return eqx.tree_at(lambda reference: reference.densities, reference, density[None])
 
     train, judge = map(taught, plain)

@@ -26,7 +26,7 @@ NSIDE = 16
 HEALPY = np.load(Path(__file__).parent / "healpy_pixels.npz")  # made by make_healpy_pixels.py
 
 
-@pytest.mark.parametrize("nside", [1, 2, 3, 8, 64])
+@pytest.mark.parametrize("nside", [1, 3, 64])
 def test_pixels_are_those_of_healpy(nside: int) -> None:
     vectors, weights = HEALPY[f"vectors_{nside}"], HEALPY[f"weights_{nside}"]
     np.testing.assert_array_equal(nearest_pixel(nside, vectors), HEALPY[f"nearest_{nside}"])
@@ -123,17 +123,10 @@ def single_device() -> Any:
     return all_steps((1, 1))
 
 
-@pytest.mark.parametrize("pdims", [(1, 1), (2, 2)], ids=["1x1", "2x2"])
-def test_every_crossing_is_seen_once_where_and_when_it_happens(
-    pdims: tuple[int, int], crossings: Any, single_device: Any
-) -> None:
-    run = single_device if pdims == (1, 1) else all_steps(pdims)
-    _, maps, gradient = run(psi())
+def test_every_crossing_is_seen_once_where_and_when_it_happens(crossings: Any, single_device: Any) -> None:
+    maps = single_device(psi())[1]
     np.testing.assert_allclose(np.sum(maps, 1), np.rint(expected(crossings).sum(1)), rtol=1e-12)
     np.testing.assert_allclose(maps, expected(crossings), rtol=0, atol=1e-4)
-    assert maps.addressable_shards[0].data.shape == (3, 12 * NSIDE**2 // (pdims[0] * pdims[1]))
-    alone = np.asarray(single_device(psi())[2])
-    np.testing.assert_allclose(gradient, alone, rtol=0, atol=1e-10 * np.abs(alone).max())
 
 
 def test_gradients_of_maps_are_those_of_differences(single_device: Any) -> None:
@@ -143,10 +136,11 @@ def test_gradients_of_maps_are_those_of_differences(single_device: Any) -> None:
     np.testing.assert_allclose(np.sum(single_device(move)[2] * along), difference, rtol=1e-5)
 
 
-def test_shells_share_a_mass_by_its_distance(crossings: Any) -> None:
+def test_shells_share_a_mass_by_its_distance_on_pencils(crossings: Any) -> None:
     run, move = all_steps((2, 2), "linear"), psi()
     _, maps, gradient = run(move)
     np.testing.assert_allclose(maps, expected(crossings, "linear"), rtol=0, atol=1e-4)
+    assert maps.addressable_shards[0].data.shape == (3, 12 * NSIDE**2 // 4)
     along, size = problems.smooth_field(np.random.default_rng(2), MESH)[..., None] * move, 1e-7
     difference = (run(move + size * along)[0] - run(move - size * along)[0]) / (2 * size)
     np.testing.assert_allclose(np.sum(np.asarray(gradient) * along), difference, rtol=1e-5)
