@@ -24,12 +24,12 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_damaged_and_made_up_snapshots(whole: tuple[str, Path, fuzz.Loaded], tmp_path: Path) -> None:
     kind, path, original = whole
     outcomes = []
-    for case in fuzz.cases(kind, np.random.default_rng(2), 120):
+    for case in fuzz.cases(kind, np.random.default_rng(2), 60):
         changed = tmp_path / "s.hdf5"
         shutil.copy(path, changed)
         case.change(changed)
         outcomes.append(fuzz.outcome(changed, original, case))
-    assert outcomes.count("refused") > 60
+    assert outcomes.count("refused") > 30
     assert any(outcome.startswith("loaded") for outcome in outcomes)
 
 

@@ -20,25 +20,26 @@ from pmwd_dist.run.settings import SettingsError
 
 
 @pytest.mark.usefixtures("no_figures")
-@pytest.mark.parametrize("pdims", ["[1, 1]", "[2, 2]"])
-def test_noise_of_a_file_is_that_of_its_seed(tmp_path: Path, pdims: str) -> None:
-    seeded = make(tmp_path / "seed", "noise.seed=3", f"devices.pdims={pdims}")
+def test_noise_of_a_file_is_that_of_its_seed(tmp_path: Path) -> None:
+    seeded = make(tmp_path / "seed", "noise.seed=3")
     noise = np.asarray(pmd.white_noise(jax.random.key(3), seeded.simulation.config))
     np.save(tmp_path / "noise.npy", noise)
-    read = make(tmp_path / "file", "noise.file=noise.npy", f"devices.pdims={pdims}")
+    read = make(tmp_path / "file", "noise.file=noise.npy")
     for plan in (seeded, read):
         execute(plan, Events())
     assert_same(seeded.folder, read.folder)
 
 
-def test_noise_is_read_from_each_kind_of_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pdims", ["[1, 1]", "[4, 1]", "[2, 2]"])
+def test_noise_is_read_from_each_kind_of_file(tmp_path: Path, pdims: str) -> None:
     noise = np.random.default_rng(0).standard_normal((8, 8, 8))
     np.save(tmp_path / "a.npy", noise)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["noise"] = noise
     zarr.save(str(tmp_path / "a.zarr"), noise)
     for number, name in enumerate(("a.npy", "a.h5:/noise", "a.zarr")):
-        simulation = make(tmp_path / f"run{number}", f"noise.file={name}", "noise.paired=true").simulation
+        options = f"noise.file={name}", "noise.paired=true", f"devices.pdims={pdims}"
+        simulation = make(tmp_path / f"run{number}", *options).simulation
         np.testing.assert_array_equal(noise_of(simulation.noise, simulation.config, simulation.kind), -noise)
 
 
