@@ -66,7 +66,7 @@ def evolve_and_save(
         order = np.asarray([save.steps.index(step) for step in steps])
         each_once = len(steps) == len(save.steps)
         saved.append(values if each_once else jax.tree.map(lambda x, order=order: x[order], values))
-        reached = np.asarray(steps) <= out.status.step
+        reached = np.asarray(steps, np.int32) <= out.status.step
         saved_at.append(jnp.where(reached, times[np.asarray(steps)], jnp.inf))
     return final, out.accumulated, out.status, saved, saved_at
 
