@@ -118,7 +118,7 @@ def expected_sharding(name: str, transform: str, decomposition: pmd.Decompositio
 
 @pytest.mark.parametrize(
     ("parallel", "name"),
-    [*((pdims, name) for pdims in ((4, 1), (2, 2)) for name in NAMES), ((1, 4), "pirfft3d"), ((1, 4), "paint")],
+    [(pdims, name) for pdims in ((4, 1), (2, 2)) for name in NAMES],
     indirect=["parallel"],
     ids=str,
 )

@@ -61,12 +61,3 @@ def test_float32_and_an_automatic_halo_agree_to_single_precision(single: pmd.Dec
         )
     assert ours.dtype == np.float32
     assert np.linalg.norm(ours - reference) < 1e-5 * np.linalg.norm(reference)
-
-
-def test_white_noise_to_density_keeps_the_mass(parallel: pmd.Decomposition, cosmo: Any) -> None:
-    config = configure(parallel, box_size=12.0, mesh_shape=8, halo="auto", steps=1)
-    particles = pmd.lpt(
-        pmd.linear_modes(pmd.white_noise(jax.random.key(0), config), cosmo, config), cosmo, config, a=1.0
-    )
-    density = pmd.density(particles, config)
-    assert abs(np.mean(density) - 1) < 1e-14

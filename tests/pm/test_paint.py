@@ -44,7 +44,7 @@ def close(actual: Any, expected: np.ndarray) -> None:
 
 
 DIVISIONS = [
-    *((pdims, "native") for pdims in ((1, 1), (1, 4), (2, 2))),
+    *((pdims, "native") for pdims in ((1, 1), (4, 1), (2, 2))),
     *((pdims, "jax") for pdims in ((4, 1), (2, 2))),
 ]
 on_every_division = pytest.mark.parametrize(("decomposition", "native"), DIVISIONS, indirect=True, ids=str)
@@ -82,7 +82,7 @@ def test_paint_and_its_derivatives_match_numpy(decomposition: pmd.Decomposition,
     assert all(problems.has_sharding(cotangent, decomposition.sharding) for cotangent in cotangents)
 
 
-@pytest.mark.parametrize(("dtype", "every"), [(np.float32, [(4, 1), (1, 4), (2, 2)]), (np.float64, [(2, 2)])], ids=str)
+@pytest.mark.parametrize(("dtype", "every"), [(np.float32, [(4, 1), (2, 2)]), (np.float64, [(2, 2)])], ids=str)
 def test_every_division_paints_the_same_bits(dtype: Any, every: list[tuple[int, int]]) -> None:
     if not pmd.native_available():
         pytest.skip("without the native ops, halos are added as floats")
@@ -134,9 +134,8 @@ def test_read_and_its_derivatives_match_numpy(decomposition: pmd.Decomposition, 
     assert all(problems.has_sharding(cotangent, decomposition.sharding) for cotangent in cotangents)
 
 
-@pytest.mark.parametrize("decomposition", [(1, 1), (4, 1), (2, 2)], indirect=True, ids=str)
-def test_hessian_vector_product_of_the_density(decomposition: pmd.Decomposition) -> None:
-    config = configure(decomposition)
+def test_hessian_vector_product_of_the_density() -> None:
+    config = configure(pmd.Decomposition((2, 2)))
     d = draw(config)
 
     def loss(disp: jax.Array) -> jax.Array:
@@ -152,7 +151,7 @@ def test_hessian_vector_product_of_the_density(decomposition: pmd.Decomposition)
 
 @pytest.mark.parametrize(
     ("parallel", "ratio"),
-    [((4, 1), (3, 2)), ((1, 4), (2, 1)), ((2, 2), (1, 2)), ((2, 2), (3, 2))],
+    [((4, 1), (1, 2)), ((2, 2), (3, 2))],
     indirect=["parallel"],
     ids=str,
 )
@@ -183,7 +182,7 @@ def test_one_device_holds_any_displacement(single: pmd.Decomposition, native: bo
 
 @pytest.mark.parametrize(
     ("parallel", "native"),
-    [((4, 1), "native"), ((1, 4), "native"), ((2, 2), "native"), ((2, 2), "jax")],
+    [((4, 1), "native"), ((2, 2), "native"), ((2, 2), "jax")],
     indirect=True,
     ids=str,
 )
