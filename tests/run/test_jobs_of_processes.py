@@ -37,6 +37,7 @@ size = 64
 mesh = 16
 [time]
 steps = 3
+lpt_order = 1
 [output]
 redshifts = [1, 0]
 slice_thickness = 0
@@ -44,7 +45,7 @@ slice_thickness = 0
 SETTINGS = f"""{PLAIN}
 [observe.multipoles]
 [observe.bispectrum]
-shells = 3
+shells = 2
 [observe.galaxies]
 number_density = 0.01
 [observe.light_cone]
