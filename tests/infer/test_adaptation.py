@@ -118,7 +118,7 @@ def position_of(seed: int) -> Any:
     return {"noise": noise, "parameters": {name: jnp.asarray(rng.standard_normal()) for name in NAMES}}
 
 
-@pytest.mark.parametrize("kind", [Misjudged, Silent, Finer, Projected])
+@pytest.mark.parametrize("kind", [Misjudged, Finer, Projected])
 def test_adapted_positions_have_the_same_posterior(kind: Any) -> None:
     plain = posterior_of((1, 1), kind)
     adapted = plain.adapted(some_adaptation(kind=kind))
@@ -193,10 +193,9 @@ def test_observed_sums_are_derivatives_of_the_gradient_by_a_shift(kind: Any) -> 
         np.testing.assert_allclose(after["parameters"][name] - before["parameters"][name], added[i], rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [Misjudged, Silent])
-def test_adaptation_of_divided_fields_is_the_same_and_gathers_none(kind: Any) -> None:
-    expected = run(posterior_of((1, 1), kind).adapted(some_adaptation(kind=kind)), position_of(0))
-    divided = posterior_of((2, 2), kind).adapted(some_adaptation((2, 2), kind))
+def test_adaptation_of_divided_fields_is_the_same_and_gathers_none() -> None:
+    expected = run(posterior_of((1, 1)).adapted(some_adaptation()), position_of(0))
+    divided = posterior_of((2, 2)).adapted(some_adaptation((2, 2)))
     program = run.lower(divided, position_of(0)).compile()
     text = program.compiled.as_text()
     assert "all-to-all" in text or "collective-permute" in text
@@ -227,10 +226,9 @@ def test_programs_of_a_tuning_gather_no_field() -> None:
         assert all(size <= 2 * 8 * CLASSES for size in sizes), gathers  # the classes of wavenumbers, of two chains
 
 
-@pytest.mark.parametrize("pdims", [(1, 1), (2, 2)])
-def test_curvature_follows_the_parameters_as_mocks_show(pdims: tuple[int, int]) -> None:
+def test_curvature_follows_the_parameters_as_mocks_show() -> None:
     """Of data b1 x + sd n modes have the curvature 1 + (b1 / sd)^2; linear theory knows how its widths change."""
-    posterior = posterior_of(pdims, Silent)
+    posterior = posterior_of((2, 2), Silent)
     start = posterior.initial(jax.random.key(1), b1=1.5, sd=0.6)
     positions = jax.tree.map(lambda x: jnp.stack([x] * 3), start)
     changes = np.asarray(changes_of_curvature(jax.random.key(0), posterior, positions))
@@ -243,7 +241,7 @@ def test_curvature_follows_the_parameters_as_mocks_show(pdims: tuple[int, int]) 
     seen = band_counts() > 20
     np.testing.assert_allclose(changes[:, seen], expected[:, None] * np.ones(seen.sum()), atol=0.1)
     assert np.abs(expected).max() > 0.3
-    known = posterior_of(pdims, Misjudged)
+    known = posterior_of((2, 2), Misjudged)
     assert not np.any(np.asarray(changes_of_curvature(jax.random.key(0), known, positions)))
 
 
@@ -362,18 +360,22 @@ def test_projected_modes_follow_an_amplitude_without_bias(tmp_path: Path) -> Non
     assert error < 0.01
 
 
-def test_mocks_are_adapted_one_by_one_to_posteriors_that_stay_calibrated() -> None:
+def test_mocks_are_adapted_one_by_one_and_ranks_are_uniform_but_of_overdispersed_data() -> None:
+    """Simulation-based calibration: 32 mocks of the model, and 16 whose contrasts are 1.4 times as large."""
     config = pmd.Config(box_size=80.0, mesh_shape=4, decomposition=(1, 1))
     model = infer.Model(config, Misjudged(config), {"b1": infer.Normal(1.5, 0.3, low=0.5)}, infer.Gaussian(0.3))
-    mocks = Mocks(model, jax.random.key(5), 32)
+    mocks = Mocks(model, jax.random.key(5), 48)
+    mocks.data = mocks.data.at[32:].set(1 + 1.4 * (mocks.data[32:] - 1))
     mocks.tune("mclmc", 400)
-    scales = np.asarray(mocks.adaptation.scale)
+    scales = np.asarray(mocks.adaptation.scale)[:32]
     assert len(np.unique(scales, axis=0)) == 32
     # Widths of 1 / (1 + (0.5 / 0.3)^2) are claimed where they are 1 / (1 + (1.5 / 0.3)^2): a curvature of 6.9.
     np.testing.assert_allclose(np.median(scales, axis=0)[0], 6.9**-0.25, rtol=0.03)
     drawn = mocks.draw(38)
-    p = {name: uniformity(x) for name, x in ranks(mocks.truth, drawn, 2).items()}
+    found = ranks(mocks.truth, drawn, 2)
+    p = {name: uniformity(x[:32]) for name, x in found.items()}
     assert p["b1"] > 0.01 and p["log density"] > 0.01 and p["noise in a cell"] > 0.01
+    assert uniformity(found["b1"][32:]) < 1e-4
     state = jax.tree.map(lambda x: x[7, 0], mocks.states)
     own = model.condition(mocks.data[7]).adapted(jax.tree.map(lambda x: x[7], mocks.adaptation))
     aside = mocks.lengths()[7, 1] ** 2 / 24 / 65  # kicks are beside the positions

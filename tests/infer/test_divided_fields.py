@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import pmwd_dist as pmd
 from pmwd_dist import infer
-from pmwd_dist.infer.samplers import hmc, mclmc
+from pmwd_dist.infer.samplers import mclmc
 
 
 def posterior_of(decomposition: pmd.Decomposition, cosmo: Any) -> tuple[infer.Posterior, Any]:
@@ -38,17 +38,6 @@ def advance(key: Any, position: Any, posterior: infer.Posterior) -> Any:
     return jax.lax.scan(once, state, jax.random.split(key, 3))[0].position
 
 
-def drawn(key: Any, position: Any, posterior: infer.Posterior) -> Any:
-    """Two draws of HMC."""
-    options = {"inverse_mass_matrix": {"noise": 1.0, "parameters": {"b1": 0.1}}, "num_integration_steps": 4}
-
-    def once(state: Any, key: Any) -> Any:
-        return hmc.step(key, state, posterior.logdensity, step_size=0.2, **options)
-
-    state = hmc.init(key, position, posterior.logdensity)
-    return jax.lax.scan(once, state, jax.random.split(key, 2))[0].position
-
-
 def two_chains(position: Any) -> Any:
     return jax.random.split(jax.random.key(8), 2), jax.tree.map(lambda x: jnp.stack([x, 0.5 * x]), position)
 
@@ -67,20 +56,15 @@ def close(ours: Any, theirs: Any) -> None:
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("run", [advance, drawn])
-def test_sharded_steps_gather_no_field(run: Any, expected: list[Any], single: pmd.Decomposition, cosmo: Any) -> None:
+def test_sharded_steps_gather_no_field(expected: list[Any], cosmo: Any) -> None:
+    """Of MCLMC; trajectories of HMC: `test_sampling`."""
     posterior, position = posterior_of(pmd.Decomposition((2, 2)), cosmo)
     key = two_chains(position)[0][0]
-    program = eqx.filter_jit(run).lower(key, position, posterior).compile()
+    program = eqx.filter_jit(advance).lower(key, position, posterior).compile()
     text = program.compiled.as_text()
     assert "all-to-all" in text or "collective-permute" in text  # transforms
     assert "all-gather" not in text
-    if run is drawn:
-        on_one, position_there = posterior_of(single, cosmo)
-        wanted = eqx.filter_jit(drawn)(key, position_there, on_one)
-    else:
-        wanted = expected[0]
-    close(program(key, position, posterior), wanted)
+    close(program(key, position, posterior), expected[0])
 
 
 def test_chains_are_a_batch_axis_of_divided_fields(expected: list[Any], cosmo: Any) -> None:

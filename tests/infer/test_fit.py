@@ -136,11 +136,10 @@ def test_counts_of_empty_cells_are_as_predicted() -> None:
         assert all(abs(check.z) < 4 for check in found.values()) and found[VARIANCE].ratio == pytest.approx(1, abs=0.3)
 
 
-@pytest.mark.parametrize("pdims", [(2, 1), (2, 2)])
-def test_divided_fields_have_the_same_checks(pdims: tuple[int, int]) -> None:
+def test_divided_fields_have_the_same_checks() -> None:
     data = np.asarray(mock(linear_model(infer.Gaussian(0.5)), 7))
     one = checks_of(linear_model(infer.Gaussian(0.5)), data)
-    config = pmd.Config(160.0, 8, a_stop=0.5, steps=2, decomposition=pdims)
+    config = pmd.Config(160.0, 8, a_stop=0.5, steps=2, decomposition=(2, 2))
     model = linear_model(infer.Gaussian(0.5), config=config)
     for name, check in checks_of(model, data).items():
         assert check == pytest.approx(one[name], abs=1e-3, nan_ok=True), name

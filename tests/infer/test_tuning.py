@@ -44,6 +44,16 @@ def observe(z: Any, slope: Any) -> Any:
     return Observations(none, none, none, square, none, z["u"][None]), none
 
 
+def weighted(density: Any, weight: Any) -> Any:
+    return lambda z: weight * density(z) - 0.5 * (1 - weight) * jnp.sum(z["noise"] ** 2)
+
+
+@partial(jax.jit, static_argnums=(0, 4))
+def run(density: Any, key: Any, states: Any, tuning: Any, method: Any, weight: Any) -> Any:
+    own = weighted(density, weight)
+    return run_blocks(key, states, tuning, method, logdensity=own, observe=observe, length=20)
+
+
 class Tuned:
     """A tuning of chains of a density: its states by the name of the stage that ends, and what chains have done."""
 
@@ -51,30 +61,21 @@ class Tuned:
         keys = jax.random.split(jax.random.key(6), CHAINS)
         width = 0.5 * WIDTH if density is gaussian else 0.5
         begin = {"noise": jax.vmap(lambda key: jax.random.normal(key, (CELLS,)))(keys), "u": width * jnp.arange(4.0)}
-
-        def weighted(z: Any, weight: Any) -> Any:
-            return weight * density(z) - 0.5 * (1 - weight) * jnp.sum(z["noise"] ** 2)
-
-        @partial(jax.jit, static_argnums=3)
-        def run(key: Any, states: Any, tuning: Any, method: Any, weight: Any) -> Any:
-            own = partial(weighted, weight=weight)
-            return run_blocks(key, states, tuning, method, logdensity=own, observe=observe, length=20)
-
         self.schedule = Schedule(begin, steps, **options)
         state, self.states = self.schedule.begin(), jax.vmap(partial(mclmc.init, logdensity=density))(keys, begin)
         self.ends, self.weights, self.positions = dict[str, TuningState](), list[float](), dict[str, Any]()
-        self.run, self.undone = partial(run, weight=1.0), 0
+        self.density, self.undone = density, 0
         while not self.schedule.done(state):
             now = self.schedule.next(state)
             weight, method = now.weight, now.method
             self.weights.append(weight)
             if now.reevaluates:
-                own = partial(weighted, weight=weight)
+                own = weighted(density, weight)
                 self.states = jax.vmap(lambda x, u: mclmc.start(x, u, own))(  # noqa: B023
                     self.states.position, self.states.momentum
                 )
             key = jax.random.fold_in(jax.random.key(7), state.total)
-            moved, block = run(key, self.states, self.schedule.tuning(state), method, weight)
+            moved, block = run(density, key, self.states, self.schedule.tuning(state), method, weight)
             state = self.schedule.update(state, jax.tree.map(np.asarray, block))
             self.states = moved if state.kept else self.states
             self.undone += not state.kept
@@ -89,7 +90,7 @@ class Tuned:
         found, states = list[Any](), self.states
         method, tuning = self.schedule.method, self.schedule.tuning(self.state)
         for key in jax.random.split(jax.random.key(8), blocks):
-            states, block = self.run(key, states, tuning, method)
+            states, block = run(self.density, key, states, tuning, method, 1.0)
             found.append(np.asarray(block.energy_change))
         return np.stack(found)
 
