@@ -1,4 +1,4 @@
-"""An inference by the command line: counts of galaxies, with a selection and h, by a sampler that accepts."""
+"""An inference by the command line: counts of simulated galaxies, with a selection and h, by a sampler that accepts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from runs import command
 from pmwd_dist.infer.chain.folder import load_chain
 
 COUNTS = (
-    SMALL.replace("sigma = 0.5", 'kind = "poisson"\nnbar = 3.0\n[data]\nselection = "selection.npy"')
+    SMALL.replace('"linear"\nbias = "eulerian"\nb1 = 1.8\nline_of_sight = "none"', '"lpt"\nb1 = 0.8')
+    .replace("sigma = 0.5", 'kind = "poisson"\nnbar = 3.0\n[data]\nselection = "selection.npy"')
+    .replace("mean = 1.5", "mean = 0.8")
     .replace("energy_variance = 2e-4\nsteps = 36", 'method = "hmc"\nsteps = 24')
+    .replace("[devices]\n", "[devices]\nhalo = 0\n")
+    .replace("a_stop = 0.5", "a_stop = 0.5\nlpt_order = 1")
     .replace("[priors]", '[priors]\nh = { kind = "normal", mean = 0.68, sd = 0.03 }')
 )
 
