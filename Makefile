@@ -27,7 +27,7 @@ CARGO := $(shell cargo --version 2>/dev/null)
 REQUIRE_NVRTC := $(if $(filter Linux,$(shell uname -s)),PMWD_REQUIRE_NVRTC=1)
 
 # What may take long ends by itself, also where no limit of a test applies, as while tests are collected.
-LIMIT := $(if $(shell command -v timeout),timeout --kill-after=30s 40m)
+LIMIT := $(if $(shell command -v timeout),timeout --kill-after=30s 60m)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Python compiles the modules that are imported, once for all processes; pip would compile all of them.
