@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 # Slow to import, and used neither by the first step of `pmwd-dist run` nor by many programs.
-SLOW = ("diffrax", "jax_cosmo", "jinja2", "matplotlib", "optax", "pmwd_dist.infer", "scipy")
+SLOW = ("arviz_stats", "diffrax", "jax_cosmo", "jinja2", "matplotlib", "optax", "pmwd_dist.infer", "scipy")
 
 
 def test_slow_modules_are_not_imported_with_the_program() -> None:

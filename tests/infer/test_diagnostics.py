@@ -15,6 +15,7 @@ def test_a_single_chain_is_compared_with_itself() -> None:
     x = np.random.default_rng(0).standard_normal((1, 400))
     assert infer.rhat(x) == pytest.approx(1, abs=0.02)
     assert infer.rhat(x + np.linspace(0, 3, 400)) > 1.3
+    assert np.isnan(infer.rhat(x[:, :7])) and np.isfinite(infer.rhat(x[:, :8]))
 
 
 def test_independent_draws_count_fully_and_correlated_ones_partly() -> None:

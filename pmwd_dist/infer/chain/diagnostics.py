@@ -32,7 +32,7 @@ def rhat(x: Chains) -> float:
     """The larger of the rank-normalised split R-hat of the draws and of their distances from the median.
 
     It is infinite for constant draws, since chains that never moved show no convergence. The halves of a single chain
-    count as two chains; it needs eight draws.
+    count as two chains; with fewer than eight draws it is NaN.
     """
     x = _checked(x)
     if len(x) == 1:
