@@ -13,29 +13,12 @@ DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [page for page in DOCS if "```python\n" in page.read_text(encoding="utf-8")]
 LINKING = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/RESULTS.md"))]
 
-# One configuration, one model and one length of chains for all pages: most of their programs are then the same.
-ALIKE = {
-    r"(?m)pmd\.Config\(box_size=(?!.*particle_shape).*?\)(?=$|  )": (
-        "pmd.Config(box_size=128.0, mesh_shape=16, steps=2, decomposition=(1, 1))"
-    ),
-    r"\b32\b(?!\.)": "16",
-    r"< 24\b": "< 12",
-    r'bias="b1"\)': 'bias="b1", line_of_sight="z")',
-    r"infer\.Gaussian\(0\.5\)": "infer.Gaussian(sigma=0.3)",
-    r"infer\.Normal\(1\.8, 0\.5\)": "infer.Normal(1.5, 0.5, low=0.1)",
-    r'(\btuning_steps\W+|"steps": )\d+': r"\g<1>40",
-    r"(\bchunk\W+)\d+": r"\g<1>20",
-}
-
 
 def python_of(page: Path) -> str:
-    """All blocks of a page, as one program, with what is alike in all."""
+    """All blocks of a page, as one program, with small meshes."""
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert blocks
-    source = "\n".join(blocks)
-    for found, alike in ALIKE.items():
-        source = re.sub(found, alike, source)
-    return source
+    return "\n".join(blocks).replace("mesh_shape=128", "mesh_shape=16")
 
 
 def anchors_of(page: Path) -> set[str]:
