@@ -17,11 +17,6 @@ from pmwd_dist.observe.cross import CrossPower as CrossPower
 from pmwd_dist.observe.cross import cross_power as cross_power
 from pmwd_dist.observe.filters import smoothed as smoothed
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone as FlatSkyLightCone
-from pmwd_dist.observe.force_training import ForceError as ForceError
-from pmwd_dist.observe.force_training import ForceReference as ForceReference
-from pmwd_dist.observe.force_training import force_error as force_error
-from pmwd_dist.observe.force_training import force_reference as force_reference
-from pmwd_dist.observe.force_training import train_force as train_force
 from pmwd_dist.observe.interlacing import interlaced_density as interlaced_density
 from pmwd_dist.observe.lensing import convergence as convergence
 from pmwd_dist.observe.lensing import lensing_weights as lensing_weights
@@ -38,12 +33,11 @@ from pmwd_dist.observe.redshift_space import redshift_space as redshift_space
 from pmwd_dist.observe.sphere import SphericalLightCone as SphericalLightCone
 
 __all__ = [
-    "AngularPower", "Bispectrum", "CrossPower", "FlatSkyLightCone", "ForceError", "ForceReference", "LagrangianBias",
-    "Multipoles", "OnePointPDF", "PowerSpectrum", "SphericalLightCone", "angular_power", "bias_weights", "bispectrum",
-    "bispectrum_edges", "convergence", "cross_power", "eulerian_bias", "expected_counts", "force_error",
-    "force_reference", "interlaced_density", "kaiser_multipoles", "lensing_weights", "limber_power", "one_point_pdf",
-    "power_multipoles", "power_spectrum", "redshift_space", "shear", "shot_noise", "smoothed", "tracer_density",
-    "train_force", "tree_bispectrum", "weighted_overdensity"
+    "AngularPower", "Bispectrum", "CrossPower", "FlatSkyLightCone", "LagrangianBias", "Multipoles", "OnePointPDF",
+    "PowerSpectrum", "SphericalLightCone", "angular_power", "bias_weights", "bispectrum", "bispectrum_edges",
+    "convergence", "cross_power", "eulerian_bias", "expected_counts", "interlaced_density", "kaiser_multipoles",
+    "lensing_weights", "limber_power", "one_point_pdf", "power_multipoles", "power_spectrum", "redshift_space", "shear",
+    "shot_noise", "smoothed", "tracer_density", "tree_bispectrum", "weighted_overdensity"
 ]  # fmt: skip
 
 
