@@ -63,14 +63,18 @@ def redshift_space(
     Examples:
       >>> density = pmd.density(pmd.observe.redshift_space(particles, cosmo, config), config)
     """
-    particles = inputs.checked_particles(particles, config)
-    a = config.a_stop if a is None else inputs.scale_factor(a)
+    inputs.check_config(config)
+    a, name = (config.a_stop, "config.a_stop") if a is None else (inputs.scale_factor(a), "a")
+    particles = inputs.checked_particles(particles, config, a, name)
     if observer is not None:
         if not (isinstance(line_of_sight, str) and line_of_sight == "z"):
             constraint = "can't be given together with observer, where lines of sight start"
             raise ArgumentError("line_of_sight", line_of_sight, constraint, "leave one of them out")
-        return _radial(particles, growth_table_to(config.lpt_order, cosmo), a, _observer(observer, config), config)
-    return _plane_parallel(particles, growth_table_to(config.lpt_order, cosmo), a, direction(line_of_sight))
+        where = _observer(observer, config)
+        moved = _radial(particles, growth_table_to(config.lpt_order, cosmo), a, where, config)
+    else:
+        moved = _plane_parallel(particles, growth_table_to(config.lpt_order, cosmo), a, direction(line_of_sight))
+    return moved.made_for(config)
 
 
 def cosine_moments(

@@ -6,6 +6,7 @@ a simulation, and makes a painted field NaN.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import equinox as eqx
@@ -18,7 +19,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.parallel.fft import spectrum_shape
 from pmwd_dist.parallel.inputs import complex_, numbers, real
-from pmwd_dist.pm.particles import Particles
+from pmwd_dist.pm.particles import Particles, is_number
 
 _FIRST, _LAST = 1e-4, 2.0  # ends of the growth tables
 # Remedies where an argument has another kind.
@@ -77,13 +78,20 @@ def vectors(x: Any, config: Config, name: str) -> Array:
     return x
 
 
-def checked_particles(particles: Any, config: Config) -> Particles:
-    """Check particles; displacements and momenta get one precision."""
+def checked_particles(particles: Any, config: Config, a: Any = None, name: str = "a") -> Particles:
+    """Check particles, also their scale factor if `a` is a number; displacements and momenta get one precision."""
     if not isinstance(particles, Particles):
         constraint = f"is a {type(particles).__name__} and must be Particles"
         remedy = "pass solution.particles" if hasattr(particles, "particles") else _SOURCES["particles"]
         raise ArgumentError("particles", particles, constraint, remedy, show_value=False)
-    disp, vel = (vectors(getattr(particles, name), config, f"particles.{name}") for name in ("disp", "vel"))
+    disp, vel = (vectors(getattr(particles, x), config, f"particles.{x}") for x in ("disp", "vel"))
+    origin = particles.origin
+    if origin.box_size is not None and not np.allclose(origin.box_size, config.box_size, rtol=1e-5, atol=0):
+        constraint, remedy = f"is not the box of the config, {config.box_size}", "pass the config of these particles"
+        raise ArgumentError("particles.origin.box_size", origin.box_size, constraint, remedy)
+    if origin.a is not None and is_number(a) and not math.isclose(origin.a, float(a), rel_tol=1e-4):
+        remedy = f"pass particles of that time, or set it to {origin.a:.6g}"
+        raise ArgumentError("particles.origin.a", origin.a, f"is not {name}={float(a):.6g}", remedy)
     if disp.dtype == vel.dtype:
         return Particles(disp, vel)
     dtype = jnp.result_type(disp.dtype, vel.dtype)
@@ -101,7 +109,7 @@ def scale_factor(a: Any, name: str = "a") -> Any:
     """Check a scale factor against the range of the growth tables; values on a device or traced are not checked."""
     if np.shape(numbers(a, name)) != ():
         raise ArgumentError(name, a, "must be one number")
-    if isinstance(a, int | float | np.number | np.ndarray) and not _FIRST <= float(a) <= _LAST:
+    if is_number(a) and not _FIRST <= float(a) <= _LAST:
         raise ArgumentError(name, a, f"must be a scale factor from {_FIRST:g} to {_LAST:g}")
     return a
 

@@ -53,7 +53,8 @@ def lpt(
     inputs.check_config(config)
     a = config.a_start if a is None else inputs.scale_factor(a)
     table = growth_table_to(config.lpt_order, cosmo)
-    return _lpt(inputs.checked_modes(modes, config), table, as_array(a, table.factors.dtype), config)
+    modes = inputs.checked_modes(modes, config)
+    return _lpt(modes, table, as_array(a, table.factors.dtype), config).made_for(config, a)
 
 
 @partial(jax.jit, static_argnames="config")

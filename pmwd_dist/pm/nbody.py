@@ -109,8 +109,8 @@ def nbody(
       Solution; failures are in its status, nothing is raised inside jit.
 
     Raises:
-      ValueError: an argument of the wrong type, particles of another shape, save times that don't rise or lie outside
-        the time span, or a mesh with wrong forces (`check_force_mesh`).
+      ValueError: an argument of the wrong type, particles of another shape, box or scale factor, save times that don't
+        rise or lie outside the time span, or a mesh with wrong forces (`check_force_mesh`).
 
     Examples:
       >>> solution = pmd.nbody(particles, cosmo, config).raise_if_failed()
@@ -118,7 +118,7 @@ def nbody(
     """
     check_config(config)
     check_force_mesh(config)
-    particles = checked_particles(particles, config)
+    particles = checked_particles(particles, config, config.a_start, "config.a_start")
     if not callable(potential_factor) and potential_factor is not None:
         raise ArgumentError("potential_factor", potential_factor, "must be a function of (k, a)")
     solver, saveat = _as_solver(solver), as_saveat(saveat)
@@ -143,6 +143,7 @@ def nbody(
             particles, schedule, config, stored, functions, plan, accumulate, meter=meter
         )
         snapshots, saved_times = (None, None) if saveat is None else map(treedef.unflatten, (saved, saved_at))
+        final = final.made_for(config, config.a_stop)
         return Solution(final, snapshots, saved_times, None if accumulate is None else total, status)
     if accumulate is not None:
         constraint = "needs a drift-kick-drift solver, its fixed steps and the reversible adjoint"
@@ -206,7 +207,7 @@ def _solve(
     )
     states: Any = solution.ys
     final = jax.tree.map(lambda x: x[0], states["final"])
-    status = _final_status(solution, final, config)
+    status, final = _final_status(solution, final, config), final.made_for(config, config.a_stop)
     if saveat is None:
         return Solution(final, None, None, None, status)
     saved_at: Any = solution.ts

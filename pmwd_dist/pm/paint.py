@@ -117,7 +117,7 @@ def density(particles: Particles, config: Config) -> Float[Array, "nx ny nz"]:
     """Density of the particles in units of the mean: 1 + delta.
 
     Raises:
-      ValueError: not Particles, or particles of another shape.
+      ValueError: not Particles, or particles of another shape or box.
 
     Examples:
       >>> density = pmd.density(solution.particles, config)

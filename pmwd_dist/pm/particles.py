@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
+import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from pmwd_dist.config import Config
+from pmwd_dist.config import Config, Vector3
 from pmwd_dist.ops.momenta import bits, momentum, pack, rounded
 from pmwd_dist.ops.rounding import round_straight_through
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Scale factor and box [Mpc/h] of particles; None where unknown.
+
+    A pytree without leaves, which is unknown after a transformation of JAX. Static metadata would be those of the start
+    after an integration by diffrax.
+    """
+
+    a: float | None = None
+    box_size: Vector3 | None = None
+
+
+jax.tree_util.register_pytree_node(Origin, lambda _: ((), None), lambda *_: Origin())
 
 
 class Particles(eqx.Module):
@@ -20,10 +37,16 @@ class Particles(eqx.Module):
     Args:
       disp: displacement from the lattice site, comoving [Mpc/h].
       vel: canonical momentum a^2 dx/d(H0 t) [Mpc/h].
+      origin: box and scale factor for which functions of this package made them, and with which others compare theirs.
     """
 
     disp: Float[Array, "nx ny nz 3"]
     vel: Float[Array, "nx ny nz 3"]
+    origin: Origin = eqx.field(default=Origin(), kw_only=True)
+
+    def made_for(self, config: Config, a: Any = None) -> Particles:
+        """These particles in the box of a config, at a scale factor if it is a number outside jit."""
+        return Particles(self.disp, self.vel, origin=Origin(float(a) if is_number(a) else None, config.box_size))
 
 
 class ExactParticles(eqx.Module):
@@ -40,6 +63,11 @@ class ExactParticles(eqx.Module):
     def with_unit(self, unit: Any) -> Particles:
         """Particles with momenta in Mpc/h, from the unit of the integers [Mpc/h]."""
         return Particles(self.disp, momentum(self.momenta, unit))
+
+
+def is_number(a: Any) -> bool:
+    """Whether a scale factor is a number on the host, not on a device or traced."""
+    return isinstance(a, int | float | np.number | np.ndarray)
 
 
 def resolution(config: Config, dtype: Any) -> float:

@@ -65,6 +65,7 @@ def test_round_trip_on_any_layout(tmp_path: Path, decomposition, cosmo, kind, pr
     assert header.Omega_m == pytest.approx(cosmo.Omega_m)
     assert header.Omega_b == pytest.approx(cosmo.Omega_b)
     assert header.box_size == pytest.approx(config.box_size)
+    assert (read.origin.a, read.origin.box_size) == (header.a, config.box_size)
     assert read.disp.sharding == config.decomposition.sharding
     np.testing.assert_allclose(read.disp, particles.disp, atol=precision)
     np.testing.assert_allclose(read.vel, particles.vel, atol=2e-7)

@@ -12,6 +12,7 @@ import problems
 import pytest
 
 import pmwd_dist as pmd
+from pmwd_dist.observe import redshift_space
 from pmwd_dist.parallel import inputs
 from pmwd_dist.pm import nbody, saves
 
@@ -20,12 +21,20 @@ CONFIG = pmd.Config(box_size=4.0, mesh_shape=N, steps=2, decomposition=(1, 1))
 COSMO = problems.cosmology()
 FIELD = np.random.default_rng(0).integers(0, 9, (N, N, N))
 
+BIG = pmd.Config(box_size=8.0, mesh_shape=N, decomposition=(1, 1))
+
 # Most of these arguments are not those of the annotations.
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
 def particles(dtype: Any = float) -> pmd.Particles:
     return pmd.Particles(np.zeros((N, N, N, 3), dtype), np.zeros((N, N, N, 3), dtype))
+
+
+def made(box_size: float = 4.0, a: float = 0.1) -> pmd.Particles:
+    """Particles of LPT."""
+    config = BIG if box_size == 8 else CONFIG
+    return pmd.lpt(jnp.zeros((N, N, N // 2 + 1), complex), COSMO, config, a=a)
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int32", "uint8", ">f8", "float16", "longdouble"])
@@ -62,6 +71,16 @@ def test_particles_of_two_precisions_are_in_the_wider_one() -> None:
     assert jax.eval_shape(lambda p: pmd.nbody(p, COSMO, CONFIG), mixed).particles.vel.dtype == float
     whole = pmd.Particles(given.disp.astype(int), given.vel.astype(int))
     assert jax.eval_shape(lambda p: pmd.nbody(p, COSMO, CONFIG), whole).particles.disp.dtype == float
+
+
+def test_particles_know_their_box_and_scale_factor_until_they_are_transformed() -> None:
+    first, final = made(), pmd.nbody(made(), COSMO, CONFIG).particles
+    assert (first.origin.a, final.origin.a, final.origin.box_size) == (0.1, 1.0, CONFIG.box_size)
+    assert jax.tree.structure(first) == jax.tree.structure(final) == jax.tree.structure(particles())
+    doubled = jax.tree.map(lambda x: 2 * x, first)  # of no box and time, as those of users
+    assert doubled.origin == particles().origin
+    origins = jax.vmap(lambda a: made(a=a))(jnp.asarray([0.5])).origin, made(a=jnp.asarray(0.5)).origin
+    assert [x.a for x in origins] == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -107,6 +126,24 @@ def test_particles_of_two_precisions_are_in_the_wider_one() -> None:
             r"potential_factor=1.1 must be a function",
         ),
         (lambda: pmd.nbody(particles(), COSMO, CONFIG, max_steps=1.5), r"max_steps=1.5 must be a whole number"),
+        (
+            lambda: pmd.nbody(made(a=0.2), COSMO, CONFIG),
+            r"particles.origin.a=0.2 is not config.a_start=0.1; .* set it to 0.2",
+        ),
+        (
+            lambda: pmd.nbody(made(8.0), COSMO, CONFIG),
+            r"particles.origin.box_size=\(8.0, 8.0, 8.0\) is not the box of .*4.0",
+        ),
+        (lambda: pmd.density(made(8.0), CONFIG), r"particles.origin.box_size=.* is not the box of the config"),
+        (
+            lambda: redshift_space(made(), COSMO, CONFIG),
+            r"particles.origin.a=0.1 is not config.a_stop=1; pass particles of",
+        ),
+        (lambda: pmd.density(redshift_space(made(8.0, 0.5), COSMO, BIG, a=0.5), CONFIG), r"is not the box of"),
+        (
+            lambda: pmd.save_snapshot("s", made(), COSMO, CONFIG, a=1.0),
+            r"particles.origin.a=0.1 is not a=1; .* set it to 0.1",
+        ),
         (lambda: pmd.density(particles().disp, CONFIG), r"particles is a ndarray and must be Particles"),
         (lambda: pmd.cic_paint(particles().disp, CONFIG, "heavy"), r"weight.dtype='<U5' must be a type of numbers"),
         (lambda: pmd.cic_read(FIELD * 1j, particles().disp, CONFIG), r"field.dtype=complex128 must be real"),

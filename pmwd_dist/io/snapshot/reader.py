@@ -95,7 +95,7 @@ def read_particles(files: Sequence[Path], header: SnapshotHeader, sites: Sites, 
             f"{files[0]}: {missing} sites of the lattice of {config.particle_shape} lack particles, and others have "
             f"several: {_ROUNDED if sites.column is None else 'some IDs are there twice'}"
         )
-    return particles
+    return particles.made_for(config, header.a)
 
 
 def check_memory(path: Path, config: Config) -> None:

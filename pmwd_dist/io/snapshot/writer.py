@@ -93,8 +93,8 @@ class Snapshot:
 
     def __init__(self, particles: Particles, cosmo: Any, config: Config, a: float, **options: Any):
         # Momenta are divided over devices as displacements are.
-        particles = jax.device_put(inputs.checked_particles(particles, config), config.decomposition.sharding)
         a = inputs.scale_factor(a)
+        particles = jax.device_put(inputs.checked_particles(particles, config, a), config.decomposition.sharding)
         parameters(cosmo)  # complete
         kind, self._filters = _checked(config, **options)
         blocks = [shard.data.shape[:3] for shard in particles.disp.addressable_shards if shard.replica_id == 0]
