@@ -274,9 +274,9 @@ def build(settings: Settings) -> SimulationSetup:
 
 
 def _start(settings: Settings, config: Config, cosmo: Cosmology) -> InitialConditions | None:
-    if not isinstance(settings, SimulationSettings) or settings.start.snapshot is None:
+    if not isinstance(settings, SimulationSettings) or (path := settings.start.snapshot) is None:
         return None
-    return find_initial_conditions(Path(settings.start.snapshot), cosmo, config)
+    return find_initial_conditions(Path(path), cosmo, config, check_motion=settings.start.check_motion)
 
 
 def kind_of(settings: Settings) -> NoiseKind:

@@ -165,6 +165,7 @@ class SimulationStart(Section):
         None,
         "ics.hdf5",
     )
+    check_motion: bool = about("refuse a snapshot whose velocities are off linear growth by 10 % on large scales", True)
 
 
 class Force(Section):
