@@ -3,8 +3,8 @@
 Integer sums are exact over 31 or 63 bits, floating-point sums over 24 or 53. JAX does not differentiate integers, hence
 the floating-point arrays: their tangents and cotangents belong to the momenta [Mpc/h]. The bits are the integer plus
 the bits of 1.0, a positive, normal, finite float up to 0.98 of half the range, so that no operation takes it for NaN or
-flushes it to zero. The range is more than 500 Mpc/h at the start of a run, and more than 50 Mpc/h, 5000 km/s today,
-where the unit shrinks.
+flushes it to zero. The range is more than 2000 Mpc/h at the start of a run, and more than 120 Mpc/h, 12,000 km/s
+today, where the unit shrinks.
 """
 
 from __future__ import annotations

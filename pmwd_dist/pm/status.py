@@ -85,7 +85,7 @@ class Status(eqx.Module):
             beyond = f"a displacement of {max_displacement:.1f} cells"
             return f"{beyond} exceeds the range of the particle grid {at}; use larger cells"
         if code == Code.TOO_FAST:
-            return f"a momentum exceeds its range, 50 Mpc/h or more, {at} or before; use larger cells"
+            return f"a momentum exceeds its range, 120 Mpc/h or more, {at} or before; use larger cells"
         if code == Code.STEP_LIMIT:
             return f"the solver reached its limit of steps {at}; raise max_steps or loosen the tolerances"
         return f"the solver stopped {at}; loosen its tolerances or use another solver"

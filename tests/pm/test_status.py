@@ -16,6 +16,7 @@ from pmwd_dist.pm.nbody import step_times
 from pmwd_dist.pm.particles import exact
 from pmwd_dist.pm.status import UNLIMITED, Code, Status, successful
 from pmwd_dist.pm.stepping import host
+from pmwd_dist.pm.stepping.step import all_steps, coefficients_of
 
 COSMO = problems.cosmology()
 
@@ -141,14 +142,22 @@ def test_beyond_the_exact_grid_is_reported(single: pmd.Decomposition) -> None:
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_momenta_beyond_their_range_are_reported(single: pmd.Decomposition, dtype: Any) -> None:
-    config = configure(single, steps=1, a_start=0.9)
+    config = configure(single, steps=1, a_start=0.96)
     particles = jax.tree.map(lambda x: x.astype(dtype), wave(config))
-    for speed, code in ((500.0, Code.SUCCESSFUL), (511.99, Code.TOO_FAST), (-511.99, Code.TOO_FAST)):
-        moving = jnp.full_like(particles.vel, speed)  # 512 at most; kicks are what takes momenta further
+    for speed, code in ((2000.0, Code.SUCCESSFUL), (2047.99, Code.TOO_FAST), (-2047.99, Code.TOO_FAST)):
+        moving = jnp.full_like(particles.vel, speed)  # 2048 at most; kicks are what takes momenta further
         solution = pmd.nbody(pmd.Particles(particles.disp, moving), COSMO, config)
         assert solution.status.code == code
-    with pytest.raises(pmd.SimulationError, match="a momentum exceeds its range, 50 Mpc/h or more"):
+    with pytest.raises(pmd.SimulationError, match="a momentum exceeds its range, 120 Mpc/h or more"):
         solution.raise_if_failed()
+
+
+def test_saves_leave_momenta_their_range(single: pmd.Decomposition) -> None:
+    """Corrected forces reach 56 Mpc/h at 2 Mpc/h; saves lengthen the first step, which shrinks the unit."""
+    config, table = configure(single, a_start=0.02, steps=20), pmd.growth_table(COSMO)
+    for save in ((), (0.5,), (0.25, 0.5, 0.75)):
+        coefficients = coefficients_of(pmd.BullFrog.coefficients, table, step_times(table, config, save=save), config)
+        assert 2**62 * float(all_steps(coefficients, config).unit1.min()) > 200
 
 
 def test_the_step_limit_of_an_adaptive_solver_is_reported(single: pmd.Decomposition) -> None:
