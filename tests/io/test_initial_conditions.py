@@ -17,6 +17,7 @@ import pytest
 from foreign_snapshots import BOX, LAYOUTS, A, H, Kind
 
 import pmwd_dist as pmd
+from pmwd_dist.io.snapshot.initial import find_initial_conditions
 
 N = 8
 SPACING = BOX / N
@@ -31,6 +32,7 @@ ORDERS: dict[str, tuple[np.ndarray, np.ndarray | None]] = {
     "IDs from 1": (SHUFFLED, SITES + 1),
     "IDs from 0": (SHUFFLED, SITES),
     "IDs after those of gas": (SHUFFLED, SITES + N**3 + 1),
+    "IDs from 0 after others": (SHUFFLED, SITES + 5 * N**3),
     "IDs along z": (SHUFFLED, BY_Z + 1),
     "order of the file": (SITES, None),
     "order along z": (np.argsort(BY_Z), None),
@@ -79,6 +81,15 @@ def test_sites_are_found(tmp_path: Path, initial: pmd.Particles, order: str, shi
     disp, vel = (np.roll(x, later, (0, 1, 2)) for x in (initial.disp, initial.vel))
     np.testing.assert_allclose(found.disp, disp + mean * SPACING, atol=1e-5)
     np.testing.assert_allclose(found.vel, vel, atol=1e-5)
+
+
+def test_a_lattice_beside_the_mesh_is_warned_of(tmp_path: Path, initial: pmd.Particles):
+    """Half a spacing is a whole cell of a mesh that is twice as fine."""
+    path, beside = (write(tmp_path / str(shift), initial, "gadget2", "IDs from 1", shift) for shift in (0.0, 0.5))
+    config, fine = make_config((1, 1)), make_config((1, 1), mesh_shape=2 * N, particle_shape=N)
+    for file, given, warned in ((path, config, False), (beside, config, True), (beside, fine, False)):
+        text = find_initial_conditions(file, COSMO, given).lattice_warning(given)
+        assert ("its lattice lies 0.5 cells beside the mesh" in (text or "")) == warned
 
 
 @pytest.mark.parametrize(

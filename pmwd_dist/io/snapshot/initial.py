@@ -22,7 +22,7 @@ from pmwd_dist.cosmology.parameters import Cosmology, parameters
 from pmwd_dist.io.snapshot.base import CRITICAL_DENSITY
 from pmwd_dist.io.snapshot.files import snapshot_files
 from pmwd_dist.io.snapshot.header import SnapshotHeader, named_background, read_header
-from pmwd_dist.io.snapshot.lattice import FARTHEST, find_sites
+from pmwd_dist.io.snapshot.lattice import FARTHEST, beside_mesh, find_sites
 from pmwd_dist.io.snapshot.motion import compare_with_linear_growth
 from pmwd_dist.io.snapshot.particles import MASSES, POSITIONS, VELOCITIES, check_arrays, check_box, chunks, holds
 from pmwd_dist.io.snapshot.reader import check_memory, read_particles
@@ -81,6 +81,16 @@ class InitialConditions:
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
         return f"sha256:{digest.hexdigest()}"
+
+    def lattice_warning(self, config: Config) -> str | None:
+        """Warning about a lattice that lies a quarter of a cell or more beside the mesh."""
+        cells = beside_mesh(self.files, self.header, config)
+        if cells < 0.25:
+            return None
+        return (
+            f"{self.files[0]}: its lattice lies {cells:.2g} cells beside the mesh, which weakens forces near the "
+            "Nyquist frequency; use a mesh twice as fine as the lattice, or shift the particles"
+        )
 
     def read(self, cosmo: Cosmology, config: Config, warn: Callable[[str], None]) -> Particles:
         """The particles at `config.a_start`. Collective.

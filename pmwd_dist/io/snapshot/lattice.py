@@ -69,8 +69,19 @@ def find_sites(files: Sequence[Path], header: SnapshotHeader, config: Config) ->
         shares = [float((np.abs(each - each.mean(0)) / config.box_size).max()) for each in moved]
         if min(shares) < FARTHEST:
             return tried[int(np.argmin(shares))]
-    phases = np.exp(2j * math.pi * x * np.divide(config.particle_shape, config.box_size)).mean(0)
-    return Sites(None, origin=tuple((np.angle(phases) / (2 * math.pi)).tolist()))
+    return Sites(None, origin=tuple((np.angle(_phases(x, config)) / (2 * math.pi)).tolist()))
+
+
+def beside_mesh(files: Sequence[Path], header: SnapshotHeader, config: Config) -> float:
+    """Largest distance of the lattice from mesh points along an axis [cells]; 0 where displacements hide it."""
+    phases = _phases(_sample(files, header)[1], config)
+    shift = np.angle(phases) / (2 * math.pi) * np.divide(config.mesh_shape, config.particle_shape)
+    return float(np.where(np.abs(phases) > 0.5, np.abs(shift - np.rint(shift)), 0).max())
+
+
+def _phases(x: np.ndarray, config: Config) -> np.ndarray:
+    """Mean phases of waves with the spacing of the lattice, at positions x [Mpc/h]."""
+    return np.exp(2j * math.pi * x * np.divide(config.particle_shape, config.box_size)).mean(0)
 
 
 def _sample(files: Sequence[Path], header: SnapshotHeader) -> tuple[dict[Column, np.ndarray], np.ndarray]:

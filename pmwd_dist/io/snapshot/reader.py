@@ -122,7 +122,7 @@ def _read_block(
     block = np.full((*np.subtract(high, low), 3), np.nan, dtype)
     places = [POSITIONS] if rule.column is None and column is not POSITIONS else []
     for numbers, *others, values in chunks(files, header, 1, (rule.column or ORDER, *places, column)):
-        if rule == OWN and len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < header.counts[1]:
+        if header.indexed and len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < header.counts[1]:
             raise ValueError(f"{files[0]}: holds other particle IDs than its header says")
         sites = rule.of(numbers, others[0] if others else values, config)
         mine = np.logical_and.reduce([(s >= a) & (s < b) for s, a, b in zip(sites, low, high, strict=True)])
