@@ -20,14 +20,12 @@ _STICKS = 28  # along each side of a map
 
 
 @styled(outward=True)
-def density(
-    field: Any, box_size: float | Sequence[float], *, thickness: float | None = None, axes: Any = None
-) -> Figure:
+def density(field: Any, box_size: Any, *, thickness: float | None = None, axes: Any = None) -> Figure:
     """Draw the density of a slice on a logarithmic scale, averaged along its thickness.
 
     Args:
       field: 1 + delta, averaged over the first planes along z, shape (nx, ny, nz); or such a mean, shape (nx, ny).
-      box_size: side of the box, or its sides [Mpc/h], as of a Config.
+      box_size: side of the box, or its sides [Mpc/h], or a Config.
       thickness: thickness of the slice [Mpc/h]; default: a tenth of the box, at least a plane.
       axes: axes; default: a new figure.
 
@@ -36,7 +34,7 @@ def density(
       >>> figure = pmd.plot.density(field, config.box_size, thickness=16.0)
       >>> figure.savefig("density.png")
     """
-    sides = np.atleast_1d(box_size).tolist()
+    sides = np.atleast_1d(getattr(box_size, "box_size", box_size)).tolist()
     x, y, *z = sides * 3 if len(sides) == 1 else sides
     if np.ndim(field) == 3:
         share = 0.1 if thickness is None else thickness / z[0]

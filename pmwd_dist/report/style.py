@@ -51,6 +51,7 @@ _STYLE: Any = {
     "ytick.major.size": 6,
     "legend.frameon": False,
     "mathtext.fontset": "dejavusans",
+    "text.usetex": False,  # LaTeX would read signs such as % and may be missing
 }
 _OUTWARD: Any = {"xtick.top": False, "ytick.right": False, "xtick.direction": "out", "ytick.direction": "out"}
 
@@ -79,9 +80,9 @@ def styled(*, outward: bool = False) -> Callable[[Callable[P, Figure]], Callable
 def make_axes(axes: Any, size: tuple[float, float], rows: int = 1, columns: int = 1, **options: Any) -> list[Axes]:
     """The given axes, or the axes of a new figure without a window, row by row."""
     if axes is None:
-        from matplotlib.figure import Figure
+        from pmwd_dist.report.figure import NotebookFigure
 
-        axes = Figure(figsize=size, layout="constrained").subplots(rows, columns, **options)
+        axes = NotebookFigure(figsize=size, layout="constrained").subplots(rows, columns, **options)
     return list(np.ravel(axes))
 
 

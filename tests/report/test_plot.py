@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import matplotlib as mpl
 import numpy as np
 import pytest
 
@@ -23,12 +24,20 @@ def test_ticks_have_the_style_of_the_figure_when_it_is_drawn_later() -> None:
     assert {tick.get_tickdir() for tick in (*axes.xaxis.get_major_ticks(), *axes.yaxis.get_major_ticks())} == {"in"}
 
 
-@pytest.mark.parametrize("side", [64.0, np.int64(64), np.array(64.0, np.float32)])
+@pytest.mark.parametrize("side", [64.0, np.int64(64), np.array(64.0, np.float32), pmd.Config(64.0, 8)])
 def test_a_side_is_the_one_of_a_cube(side: Any) -> None:
     field = np.random.default_rng(0).lognormal(size=(8, 8, 8))
     one, three = (pmd.plot.density(field, sides, thickness=16.0).axes[0] for sides in (side, (64.0, 64.0, 64.0)))
     np.testing.assert_array_equal(one.images[0].get_array(), three.images[0].get_array())
     assert one.images[0].get_extent() == three.images[0].get_extent() == [0, 64, 0, 64]
+
+
+def test_figures_draw_in_a_notebook_without_pyplot_and_without_latex() -> None:
+    k = np.arange(1.0, 9)
+    with mpl.rc_context({"text.usetex": True}):
+        figure: Any = pmd.plot.bands(k, {"r(k)": (np.ones((3, 8)), None, "")})
+    image = figure._repr_png_()  # what IPython asks for
+    assert image.startswith(b"\x89PNG") and len(image) > 5000
 
 
 def test_the_axes_of_a_distribution_end_where_it_does() -> None:
