@@ -45,7 +45,7 @@ class Profile:
         return {"total": round(total, 4), "seconds": seconds, "programs": self.programs, "loaded": self.loaded}
 
     def add(self, name: str, start: float, end: float) -> None:
-        """Add a part between two times of time.time(), without the parts within it: they were added before."""
+        """Add a part between two times of perf_counter(), without the parts within it: they were added before."""
         spans, within = self._thread.__dict__.setdefault("spans", list[tuple[float, float]]()), 0.0
         while spans and spans[-1][0] >= start:
             inner = spans.pop()
@@ -55,9 +55,13 @@ class Profile:
         self.seconds[name] += end - start - within
 
     def on_span(self, event: str, start_time: float, end_time: float, **_: Any) -> None:
-        """Add a span of JAX; a function is traced with the functions that it calls."""
+        """Add a span of JAX that ends now; a function is traced with the functions that it calls.
+
+        JAX takes the time of day, which may be set back.
+        """
         if event in _EVENTS:
-            self.add(_EVENTS[event], start_time, end_time)
+            end = time.perf_counter()
+            self.add(_EVENTS[event], end - max(end_time - start_time, 0), end)
             self.programs += event.endswith("backend_compile_duration")
 
     def on_event(self, event: str, **_: Any) -> None:
@@ -96,8 +100,8 @@ def part(name: str) -> Generator[None]:
     if (profile := _current) is None:
         yield
         return
-    start = time.time()
+    start = time.perf_counter()
     try:
         yield
     finally:
-        profile.add(name, start, time.time())
+        profile.add(name, start, time.perf_counter())

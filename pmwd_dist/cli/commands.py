@@ -26,7 +26,7 @@ from pmwd_dist.run.common.fingerprint import compare_processes, may_change
 from pmwd_dist.run.common.folder import CONFIG, finished, prepare_folder, state
 from pmwd_dist.run.common.job import Job, execute
 from pmwd_dist.run.common.lock import folder_lock
-from pmwd_dist.run.settings import Settings, SimulationSettings, read_any, read_as
+from pmwd_dist.run.settings import Settings, SettingsError, SimulationSettings, read_any, read_as
 from pmwd_dist.run.settings.section import duration
 from pmwd_dist.run.simulation.plan import SimulationJob
 from pmwd_dist.run.simulation.programs import compile_ahead
@@ -119,7 +119,14 @@ def _settings(command: str, file: Path, overrides: list[str]) -> Settings:
     if command == "infer":
         from pmwd_dist.run.settings import InferenceSettings
 
-        return read_as(InferenceSettings, file, overrides)
+        try:
+            return read_as(InferenceSettings, file, overrides)
+        except SettingsError:
+            with suppress(SettingsError):
+                if isinstance(read_any(file, overrides), SimulationSettings):
+                    constraint = "has the sections of a simulation"
+                    raise ArgumentError("FILE", str(file), constraint, "use `pmwd-dist run`") from None
+            raise
     found = read_any(file, overrides)
     if not isinstance(found, SimulationSettings):
         raise ArgumentError("FILE", str(file), "has the sections of an inference", "use `pmwd-dist infer`")

@@ -91,7 +91,7 @@ def _call(arguments: list[str], began: float) -> int:
             raise CommandError(f"{name!a}: is not UTF-8; use another name") from error
     try:
         with recording(began) as profile, connection_errors():
-            profile.add("import", time.time() - (time.perf_counter() - began), time.time())
+            profile.add("import", began, time.perf_counter())
             code = int(app(arguments, prog_name="pmwd-dist", standalone_mode=False) or 0)
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):  # typer turns it into an exit

@@ -304,4 +304,6 @@ def _number(name: str, value: Any) -> Array:
         raise wrong from error
     if number.shape != () or (_is_number(value) and not math.isfinite(value)):
         raise wrong
+    if name == "h" and _is_number(value) and not 0.1 < value < 3:
+        raise ArgumentError("cosmo.h", value, "must be the Hubble constant in 100 km/s/Mpc, 0.1 to 3")
     return number

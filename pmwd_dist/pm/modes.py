@@ -35,6 +35,7 @@ from pmwd_dist.pm import fourier, inputs
 from pmwd_dist.pm.lpt_fields import dealiased
 
 _TABLE = 4096  # nodes of P(k), equidistant in ln k; relative error of log-log interpolation: 1e-5
+_APART, _JUMP = 2, 1000  # largest factors of k and P(k) between rows of a table
 
 LinearPower = str | tuple[Any, Any] | Callable[[Array], Array] | Callable[[Array, Parameters], Array]
 
@@ -213,6 +214,13 @@ def check_table(k: Any, power: Any, low: float, high: float) -> None:
             f"covers k={k[0]:.4g}..{k[-1]:.4g} h/Mpc, but the box needs {low:.4g}..{high:.4g}",
             "use a longer table, or another box or lattice",
         )
+    used = np.flatnonzero((k[1:] > low) & (k[:-1] < high))
+    for name, x, most in (("k", k, _APART), ("P", power, _JUMP)):
+        ratio = np.exp(np.abs(np.diff(np.log(x))))[used]
+        if ratio.max() > most * (1 + 1e-6):
+            i = used[ratio.argmax()]
+            constraint = f"goes from {name} = {x[i]:.4g} to {x[i + 1]:.4g} in one row, at k = {k[i]:.4g} h/Mpc"
+            raise wrong(constraint, f"use finer rows: {name} may change by a factor of {most} in the range of the box")
 
 
 def _check_values(k: Any, power: Any, verb: str) -> None:

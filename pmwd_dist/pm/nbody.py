@@ -53,9 +53,9 @@ class Solution(eqx.Module):
     accumulated: Any
     status: Status
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         if not self.status.readable:
-            return repr(self)
+            return super().__repr__()
         saved = [f"{a:.4g}" for times in jax.device_get(jax.tree.leaves(self.times)) for a in np.ravel(times)]
         snapshots = f"; snapshots at a = {', '.join(saved)}" if saved else ""
         return f"Solution of {self.particles.disp.size // 3} particles: {self.status}{snapshots}"

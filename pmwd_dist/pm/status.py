@@ -48,9 +48,9 @@ class Status(eqx.Module):
     max_displacement: Array
     halo: Array
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         if not self.readable:
-            return repr(self)
+            return super().__repr__()
         displacement = f"largest displacement {float(self.max_displacement):.2f} cells"
         return self.message() or f"ok, {int(self.step)} steps, {displacement}"
 

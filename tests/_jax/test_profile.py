@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from time import perf_counter, sleep
 
 import jax
@@ -60,6 +61,16 @@ def test_parts_exclude_the_parts_within_them_and_add_up_to_the_total():
     assert record["programs"] >= 3
     output()  # not recorded
     assert profile.record()["seconds"]["drawing"] == seconds["drawing"]
+
+
+def test_a_clock_that_is_set_back_takes_no_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(time, "time", lambda: -3600 * time.perf_counter())
+    with recording(perf_counter()) as profile:
+        with part("output"):
+            jax.jit(lambda x: jnp.sin(x) * 7)(jnp.ones(3))
+        record = profile.record()
+    assert min(record["seconds"].values()) >= 0
+    assert sum(record["seconds"].values()) == pytest.approx(record["total"], abs=1e-3)
 
 
 def test_a_recording_within_another_is_the_same():

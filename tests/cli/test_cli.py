@@ -158,6 +158,7 @@ def test_wrong_settings_fail(cli: Cli, file: Path, verb: str):
     fails(cli(verb, file, "--set", "box.mesh=18", "--set", "devices.pdims=[4, 1]"), "16 or 20")
     fails(cli(verb, file, "--set", "devices.pdims=[16, 1]"), "16 devices")
     fails(cli(verb, file.with_name("none.toml")), "no such file", "template")
+    fails(cli("infer", file), "has the sections of a simulation; use `pmwd-dist run`", lines=1)
     file.write_text("[box\n")
     fails(cli(verb, file), "not valid TOML", "line 1")
 

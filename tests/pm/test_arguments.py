@@ -150,6 +150,7 @@ def test_particles_know_their_box_and_scale_factor_until_they_are_transformed() 
         (lambda: pmd.fftfreq3d((4, 4), (1, 1)), r"shape=\(4, 4\) must be three positive numbers of cells"),
         (lambda: pmd.fftfreq3d((4, 4, 4), None), r"decomposition=None must be a Decomposition"),
         (lambda: pmd.growth(1.0, problems.cosmology(h="high")), r"cosmo.h='high' must be one finite number"),
+        (lambda: pmd.growth(1.0, problems.cosmology(h=67.0)), r"cosmo.h=67.0 must be .* in 100 km/s/Mpc, 0.1 to 3"),
         (lambda: pmd.growth(1.0, problems.cosmology(w0=np.nan)), r"cosmo.w0=nan must be one finite number"),
         (lambda: pmd.growth(1.0, problems.cosmology(n_s=[1.0, 1.1])), r"cosmo.n_s=\[1.0, 1.1\] must be one finite"),
         (

@@ -160,6 +160,11 @@ def test_bad_tables_are_refused(single: pmd.Decomposition, cosmo: Any) -> None:
         ((k, changed(power, 3, np.nan)), r"holds P = nan at k = .*must be positive"),
         ((changed(k, 3, np.inf), power), "k must be positive and rise"),
         ((k, changed(power, 3, 0.0)), "positive"),
+        ((k[[0, -1]], power[[0, -1]]), r"goes from k = .* to .* in one row, .*: k may change by a factor of 2 in the"),
+        (
+            (k, changed(power, 5, 1e12 * power[5])),
+            "goes from P = .* to .* in one row, .*: P may change by a factor of 1000",
+        ),
         ((k, power[1:]), "two equal 1-D arrays"),
         ((k[:1], power[:1]), "two equal 1-D arrays"),
     ):

@@ -142,7 +142,7 @@ def test_beyond_the_exact_grid_is_reported(single: pmd.Decomposition) -> None:
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_momenta_beyond_their_range_are_reported(single: pmd.Decomposition, dtype: Any) -> None:
-    config = configure(single, steps=1, a_start=0.96)
+    config = configure(single, steps=1, a_start=0.98)
     particles = jax.tree.map(lambda x: x.astype(dtype), wave(config))
     for speed, code in ((2000.0, Code.SUCCESSFUL), (2047.99, Code.TOO_FAST), (-2047.99, Code.TOO_FAST)):
         moving = jnp.full_like(particles.vel, speed)  # 2048 at most; kicks are what takes momenta further
@@ -182,7 +182,7 @@ def test_every_code_has_a_message_and_fine_has_none() -> None:
 
 def test_solutions_print_their_outcome(failed: tuple[pmd.Config, pmd.Solution]) -> None:
     config, solution = failed
-    assert str(solution) == f"Solution of 512 particles: {solution.status.message()}"
+    assert str(solution) == repr(solution) == f"Solution of 512 particles: {solution.status.message()}"
     good = pmd.nbody(wave(config), COSMO, configure(config.decomposition, halo=2), saveat=[0.5, 0.75])
     cells = f"{float(good.status.max_displacement):.2f}"
     assert str(good) == (
@@ -194,6 +194,6 @@ def test_traced_and_batched_solutions_print_their_shapes() -> None:
     status = successful(float)
     shapes = jax.eval_shape(lambda: successful(float))
     batch = jax.tree.map(lambda x: jnp.stack([x, x]), status)
-    assert str(shapes) == repr(shapes)
-    assert str(batch) == repr(batch)
-    jax.jit(lambda x: (str(x) == repr(x), x)[1])(status)
+    assert str(shapes).startswith("Status(")
+    assert str(batch).startswith("Status(")
+    jax.jit(lambda x: (str(x).startswith("Status("), x)[1])(status)

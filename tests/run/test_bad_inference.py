@@ -32,6 +32,7 @@ WRONG = {
         'priors.b1={ kind = "uniform", low = 3.0, high = 2.0 }'
     ],
     'of kind "normal" needs mean and sd, and may have high and low': ['priors.b1={ kind = "normal", mean = 3.0 }'],
+    r"priors.sigma9 = { kind = .normal. }: unknown key; did you mean priors.sigma": ["priors.sigma9.kind=normal"],
     "priors.b1 = 1.5: must be a table with a kind; for example { kind =": ["priors.b1=1.5"],
     "priors.b1: the prior { kind = .* } excludes the truth, 1.8; change one of them": [
         'priors.b1={ kind = "uniform", low = 2.0, high = 3.0 }'
@@ -367,7 +368,12 @@ def test_data_of_smaller_scales_than_particles_resolve_are_warned_of(tmp_path: P
     np.save(tmp_path / "data.npy", np.random.default_rng(0).normal(1, 0.5, (4,) * 3))
     lpt = 'model.gravity="lpt"', "time.lpt_order=2"
     plan = plan_of(tmp_path / "run", *lpt, "data.file=data.npy")
-    assert any("compares up to k = 0.21 h/Mpc, and the model has conv" in text for text in plan.check())
+    (warning,) = (text for text in plan.check() if "compares up to k = 0.21 h/Mpc, and the model has conv" in text)
+    assert warning.endswith("repeat with finer box.particles and box.mesh, or a smaller likelihood.k_max")
+    np.save(tmp_path / "counts.npy", np.full((4,) * 3, 2))
+    poisson = SMALL.replace("sigma = 0.5", 'kind = "poisson"\nnbar = 2.0')
+    counts = plan_of(tmp_path / "run", *lpt, "data.file=counts.npy", text=poisson)
+    assert any(text.endswith("repeat with finer box.particles and box.mesh") for text in counts.check())
     assert any(line.startswith("resolution  particles 15 Mpc/h apart, Nyq") for line in plan.lines())
     for better in (["box.particles=8", "data.file=data.npy"], []):  # a mock is one of this very lattice
         assert not any("converged" in text for text in plan_of(tmp_path / "run", *lpt, *better).check())

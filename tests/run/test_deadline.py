@@ -24,6 +24,8 @@ from pmwd_dist.run.settings.section import duration, duration_text
         ("1 day 2 Hours", 93600, "1d2h"),
         ("1.5h", 5400, "1h30m"),
         ("2 d 1 sec", 172801, "2d1s"),
+        ("24:00:00", 86400, "1d"),
+        ("2-03:05:00", 183900, "2d3h5m"),
     ],
 )
 def test_durations(text: str, seconds: float, shortest: str):
@@ -32,7 +34,9 @@ def test_durations(text: str, seconds: float, shortest: str):
     assert duration(shortest) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "10", "min", "3h 5", "-1 h", "0 min", "1e3 s", "10 parsecs", "1:30"])
+@pytest.mark.parametrize(
+    "text", ["", "10", "min", "3h 5", "-1 h", "0 min", "1e3 s", "10 parsecs", "1:30", "0:00:00", "1:60:00"]
+)
 def test_what_is_no_duration(text: str):
     with pytest.raises(ValueError, match="must be"):
         duration(text)

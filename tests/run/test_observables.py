@@ -190,7 +190,7 @@ def test_values_are_those_of_the_library(whole: SimulationJob):
         ("observe.pdf.high=1e-3", "must be greater than observe.pdf.low = 0.01"),
         ("observe.lightcone={}", r"unknown section; did you mean \[observe.light_cone\]"),
         ("observe.light_cone=1", "observe.light_cone = 1: must be a section"),
-        ("observe.pdf.a.b=1", "must look like section.key=value"),
+        ("observe.pdf.a.b=1", "observe.pdf.a = { b = 1 }: unknown key"),
     ],
 )
 def test_bad_settings_are_one_line(tmp_path: Path, override: str, words: str):

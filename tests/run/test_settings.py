@@ -152,6 +152,9 @@ def test_override_takes_the_type_of_its_key(file: Path):
         ("time.redshift=1", ["time.redshift", "did you mean output.redshifts?"]),
         ("boks.size=3", ["[boks]", "did you mean [box]?"]),
         ("size=3", ["--set size=3", "section.key=value"]),
+        ("box..size=3", ["--set box..size=3", "section.key=value"]),
+        ("box.size.x=3", ["--set box.size.x=3: box.size is no section"]),
+        ("output.a.b=3", ["output.a = { b = 3 }: unknown key"]),
         ("output.redshifts=[1,2", ["--set output.redshifts=[1,2: not valid TOML: Unclosed array", "write 0.5, or"]),
         ("output.redshifts=[1,,2]", ["--set output.redshifts=[1,,2]: not valid TOML: Invalid"]),
         ('time.solver="leapfrog', ['--set time.solver="leapfrog: not valid TOML: Unterminated string']),
@@ -281,6 +284,7 @@ def test_a_table_too_short_for_sigma8_is_not_normalised(file: Path, ends: tuple[
         ("0.001 1\n10\n", "numbers"),
         ("0.5 1\n10 2\n", "covers k=0.5..10"),
         ("0.001 1\n0.8 2\n", "covers k=0.001..0.8"),
+        ("0.001 1\n10 2\n", "goes from k = 0.001 to 10 in one row, at k = 0.001 h/Mpc; use finer rows: k may change"),
     ],
 )
 def test_bad_tables_fail(file: Path, content: str, words: str):

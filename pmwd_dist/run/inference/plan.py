@@ -149,7 +149,9 @@ class InferenceJob(Job):
             warnings += [f"data.file: {text}" for text in _of_data(self, data)]
             if (compared := self.largest_wavenumber) is not None:  # a mock is one of the model as it is
                 coarse = convergence_warning(self.simulation, self.settings.model.gravity, compared)
-                warnings += [] if coarse is None else [coarse]
+                in_fourier = self.settings.likelihood.kind == "gaussian" and self.settings.data.mask is None
+                remedy = ", or a smaller likelihood.k_max" if in_fourier else ""
+                warnings += [] if coarse is None else [coarse + remedy]
         warnings += cosmology_warnings(self.settings, self.simulation)
         warnings += _of_priors(self) + _of_view(self)
         warnings += coverage_warnings(self.settings, self.simulation.light_cone, self.simulation.cosmo)

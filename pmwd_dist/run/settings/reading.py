@@ -94,7 +94,7 @@ def _override(tree: Tree, text: str) -> list[str]:
     """Set one key of the tree; the value is TOML, or a string where it isn't."""
     name, equals, value = text.partition("=")
     keys = tuple(key.strip() for key in name.split("."))
-    if not equals or len(keys) not in ((2, 3) if keys[0] == "observe" else (2,)):
+    if not equals or len(keys) < 2 or "" in keys:
         return [f"--set {shown(Raw(text))}: must look like section.key=value, as in --set box.size=500"]
     section: object = tree
     for key in keys[:-1]:
@@ -102,6 +102,8 @@ def _override(tree: Tree, text: str) -> list[str]:
     try:
         if isinstance(section, dict):
             section[keys[-1]] = _value(value.strip())
+        elif isinstance(tree[keys[0]], dict):
+            return [f"--set {shown(Raw(text))}: {'.'.join(keys[:-1])} is no section"]
     except ValueError as error:
         return [f"--set {shown(Raw(text))}: {error}"]
     return []

@@ -63,13 +63,15 @@ class Section(BaseModel):
 
 
 def duration(text: str) -> float:
-    """Seconds of a duration, such as "90 s", "10 min", "3h55m" or "1 day 2 hours".
+    """Seconds of a duration, such as "90 s", "3h55m" or "1 day 2 hours", or those of Slurm, "24:00:00", "2-12:00:00".
 
     Raises:
       ValueError: the text is no duration, or one of zero.
     """
+    if slurm := re.fullmatch(r"\s*(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)\s*", text):
+        text = "{}d{}h{}m{}s".format(*(part or 0 for part in slurm.groups()))
     if not re.fullmatch(rf"\s*(?:{_PART})+", text, re.IGNORECASE):
-        raise ValueError('must be a duration, such as "10 min" or "3h55m"')
+        raise ValueError('must be a duration, such as "10 min", "3h55m" or "24:00:00"')
     seconds = sum(float(number) * _UNITS[unit[0].lower()] for number, unit in re.findall(_PART, text, re.IGNORECASE))
     if seconds == 0:
         raise ValueError("must be longer than zero")

@@ -173,7 +173,7 @@ def convergence_warning(simulation: SimulationSetup, gravity: str, compared: flo
         return None
     return (
         f"the likelihood compares up to k = {compared:.2g} h/Mpc, and {problem}; parameters may be biased: repeat with "
-        "finer box.particles and box.mesh, or a smaller likelihood.k_max"
+        "finer box.particles and box.mesh"
     )
 
 
