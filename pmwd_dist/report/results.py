@@ -11,10 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import h5py
 import numpy as np
 
 from pmwd_dist.io.arrays import Arrays, read_arrays, reading
+from pmwd_dist.io.snapshot import content
 from pmwd_dist.report import plot
 from pmwd_dist.report.style import drawing_errors, save
 from pmwd_dist.report.tables import Table, read_table
@@ -151,14 +151,11 @@ def _convergence(folder: Path) -> Any:
 
     path, spectra = folder / LIGHT_CONE, folder / CONVERGENCE_POWER
     table = read_table(spectra) if spectra.is_file() else None
-    try:
-        with h5py.File(path) as file:
-            maps = np.asarray(file["convergence"], float)
-            gamma = np.asarray(file["shear"], float) if "shear" in file else None
-            sources = [float(z) for z in np.asarray(file.attrs["sources"])]
-            side = float(np.asarray(file.attrs["field"])) if file.attrs["sky"] == "flat" else None
-    except KeyError as error:
-        raise ValueError(f"{path}: not a light cone of this program ({error})") from error
+    with content.opened(path) as file:
+        maps = _maps(file, "convergence")
+        gamma = _maps(file, "shear") if content.has(file, "shear") else None
+        sources = content.values(file, "sources").tolist()
+        side = float(content.values(file, "field")[0]) if file.attrs.get("sky") == "flat" else None
     panels = len(sources) + (table is not None)
     size = (9.6, 5.4 * panels) if side is None else (6.6 * panels, 5.6)
     figure = Figure(figsize=size, layout="constrained")
@@ -172,6 +169,12 @@ def _convergence(folder: Path) -> Any:
         labels, linear = [f"$z = {z:g}$" for z in sources], [table[f"linear z={z:g}"] for z in sources]
         plot.angular_power(spectra, linear, labels=labels, axes=axes[-1])
     return figure
+
+
+def _maps(file: content.File, name: str) -> np.ndarray:
+    data = content.member(file, name, content.DATASET)
+    content.check_storage(data, name)
+    return content.rows(data, 0, None).astype(float)
 
 
 _TABLES: dict[str, Callable[[Table], Any]] = {

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import resource
 import sys
 import tracemalloc
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import h5py
@@ -23,6 +24,8 @@ from pmwd_dist.io.snapshot import chunks, writer
 from pmwd_dist.io.snapshot.header import read_header
 from pmwd_dist.io.snapshot.reader import load_snapshot
 from pmwd_dist.io.snapshot.writer import save_snapshot
+from pmwd_dist.run.common.data_files import read_array
+from pmwd_dist.run.simulation import fields
 
 BOX, N, A = 50.0, 8, 0.5
 SHAPE = (N, N, 2 * N)
@@ -413,6 +416,32 @@ def test_swiftsimio_reads_it(tmp_path: Path, cosmo, single, precision, compressi
     tabulated = pmd.with_dark_energy(cosmo, [0.5, 1.0], [-0.8, -0.9])
     save_snapshot(path, particles, tabulated, config, A, format="swift", precision=precision, compression=compression)
     assert np.isnan(swiftsimio.load(str(path)).metadata.cosmology.w0)
+
+
+def test_files_are_opened_without_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cosmo, single):
+    """Another holder of the lock stands for a file system where locks fail."""
+    held = ExitStack()
+
+    def create_locked(path: Path, _: int = 0) -> None:
+        fcntl.flock(held.enter_context(path.open("wb")), fcntl.LOCK_EX)
+
+    @contextmanager
+    def write_locked(path: Path) -> Iterator[Path]:
+        create_locked(path)
+        yield path
+
+    monkeypatch.setattr(writer, "reserve", create_locked)
+    monkeypatch.setattr(fields, "atomic_write", write_locked)
+    config = make_config(single)
+    particles = make_particles(config)
+    path = save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A)
+    np.testing.assert_allclose(load_snapshot(path, config)[0].vel, particles.vel, atol=2e-7)
+    fields.write_fields(tmp_path / "f.hdf5", {"vel": (particles.vel, {})}, {})
+    np.testing.assert_array_equal(read_array(f"{tmp_path}/f.hdf5:/vel"), particles.vel)
+    with held:
+        for locked in tmp_path.iterdir():
+            with pytest.raises(BlockingIOError):
+                h5py.File(locked, locking=True)
 
 
 def test_precision_of_the_program_is_that_of_what_is_read(tmp_path: Path, cosmo, single):

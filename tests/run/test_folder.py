@@ -6,11 +6,13 @@ import errno
 import fcntl
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -159,18 +161,27 @@ def test_one_run_a_folder(run: SimulationJob):
     assert names(run.folder) == {"manifest.json", "config.toml"}
 
 
-def test_a_file_system_without_locks(run: SimulationJob, monkeypatch: pytest.MonkeyPatch):
+def fail(*_: object, number: int) -> None:
+    raise OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks(run: SimulationJob, monkeypatch: pytest.MonkeyPatch, number: int):
     """The number in the file keeps apart the processes of one host."""
-
-    def unsupported(handle: int, how: int) -> None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    monkeypatch.setattr(fcntl, "flock", unsupported)
+    monkeypatch.setattr(fcntl, "flock", partial(fail, number=number))
     with hold_folder(run), pytest.raises(StartError, match="runs in this folder"), hold_folder(run):
         pass
     (run.folder / ".pmwd-dist.lock").write_text(f"4194305 {socket.gethostname()}\n")  # more than the kernel's largest
     with hold_folder(run):
         pass
+
+
+@pytest.mark.parametrize("number", [524, errno.EREMOTEIO])
+def test_a_lock_that_fails_names_its_file(run: SimulationJob, monkeypatch: pytest.MonkeyPatch, number: int):
+    monkeypatch.setattr(fcntl, "flock", partial(fail, number=number))
+    with pytest.raises(OSError, match=re.escape(os.strerror(number))) as caught, hold_folder(run):
+        pass
+    assert caught.value.filename == str(run.folder / lock.NAME)
 
 
 def test_a_folder_prepared_for_another_run(run: SimulationJob):

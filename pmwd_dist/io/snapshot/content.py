@@ -34,6 +34,8 @@ class Malformed(ValueError):
 def opened(path: Path) -> Generator[File]:
     """Open a file for reading; errors of h5py and `Malformed` of the body become a ValueError that names the file.
 
+    HDF5's own lock is not taken: some file systems have none, and files of this package are complete or absent.
+
     Raises:
       ValueError: not an HDF5 file, damaged, or malformed.
       OSError: the file is missing, or can't be opened.
@@ -43,7 +45,7 @@ def opened(path: Path) -> Generator[File]:
     with path.open("rb"):
         pass  # a file that can't be opened at all is an OSError
     try:
-        with h5py.File(path, "r", rdcc_nbytes=_CACHE) as file:
+        with h5py.File(path, "r", rdcc_nbytes=_CACHE, locking=False) as file:
             yield file
     except Malformed as error:
         raise ValueError(f"{path}: {error}") from error

@@ -124,7 +124,7 @@ class Snapshot:
         """Write the file of this process."""
         reserve(path, self._part.count * self._kind.bytes_per_particle + _HEADER_BYTES)
         # Of HDF5 1.10 and newer: everything in the file has a checksum.
-        with h5py.File(path, "w", libver=("v110", "v110")) as file:
+        with h5py.File(path, "w", libver=("v110", "v110"), locking=False) as file:
             self._create(file)
             particles: Any = file["PartType1"]
             arrays = dict(particles)  # h5py takes long to find one

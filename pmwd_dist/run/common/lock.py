@@ -36,7 +36,7 @@ def folder_lock(folder: Path) -> Generator[None]:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise in_use from error
             if error.errno not in _UNSUPPORTED:
-                raise
+                raise OSError(error.errno, os.strerror(error.errno or 0), str(folder / NAME)) from error
             if _lives_here(holder):
                 raise in_use from error
         file.truncate(0)

@@ -22,7 +22,7 @@ def write_fields(path: Path, fields: Mapping[str, tuple[Array, dict[str, Any]]],
     arrays = {name: (gather(values), attributes) for name, (values, attributes) in fields.items()}
     with raise_on_all_processes():
         if distributed.is_main():
-            with atomic_write(path) as aside, h5py.File(aside, "w") as file:
+            with atomic_write(path) as aside, h5py.File(aside, "w", locking=False) as file:
                 file.attrs.update(about)
                 for name, (values, attributes) in arrays.items():
                     file.create_dataset(name, data=values).attrs.update(attributes)
