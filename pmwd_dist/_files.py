@@ -14,6 +14,8 @@ from threading import Event
 from typing import BinaryIO
 
 _FULL = 1 << 20  # a file system with fewer free bytes is full
+# Errors of file systems (SMB, FUSE, NFS) that can't flush folders, or reserve space.
+_UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EBADF)
 
 
 def cache_folder() -> Path:
@@ -77,12 +79,16 @@ def exists(path: Path) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk."""
-    handle = os.open(path, os.O_RDONLY)
+    """Flush a file to the disk, or the names in a folder where its file system can."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED or not path.is_dir():
+            raise
 
 
 def remove(path: Path) -> None:
@@ -129,7 +135,11 @@ def reserve(path: Path, size: int) -> None:
     """
     if hasattr(os, "posix_fallocate"):
         with path.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, size)
+            try:
+                os.posix_fallocate(file.fileno(), 0, size)
+            except OSError as error:
+                if error.errno not in _UNSUPPORTED:
+                    raise
             file.truncate(0)
 
 

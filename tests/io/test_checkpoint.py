@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+import stat
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +15,7 @@ import numpy as np
 import pytest
 
 import pmwd_dist as pmd
+from pmwd_dist._files import reserve, sync
 from pmwd_dist.io import checkpoint
 from pmwd_dist.io.arrays import ArrayFile, ArrayFileError, write_arrays
 
@@ -47,6 +52,32 @@ def saved(single: pmd.Decomposition, tmp_path: Path) -> tuple[Path, dict[str, ja
     values = np.random.default_rng(0).normal(size=(4, 4, 4, 3))
     tree = {"disp": jax.device_put(values, single.sharding), "code": jax.device_put(np.int32(3), single.replicated)}
     return checkpoint.save(tmp_path, 3, tree, {"times": [0.1, 1.0]}), tree
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES])
+def test_a_file_system_that_can_not_flush_folders_or_reserve_space(
+    saved: tuple[Path, dict[str, jax.Array]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+):
+    """Errors of another number, and of files, stay errors."""
+    (_, tree), files = saved, False
+
+    def fail(handle: int, *space: int) -> None:
+        if space or files or stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    loaded = checkpoint.load(checkpoint.save(tmp_path, 4, tree, {}), tree)
+    np.testing.assert_array_equal(loaded["disp"], tree["disp"])
+    reserve(tmp_path / "file", 100)
+    assert (tmp_path / "file").stat().st_size == 0
+    files = True
+    with pytest.raises(OSError, match=re.escape(os.strerror(number))):
+        sync(tmp_path / "file")
+    files, number = False, errno.EIO
+    with pytest.raises(OSError, match="Input/output error"):
+        checkpoint.save(tmp_path, 5, tree, {})
+    assert not checkpoint.path_of(tmp_path, 5).exists()
 
 
 def test_description_is_verified(saved: tuple[Path, dict[str, jax.Array]], tmp_path: Path):
