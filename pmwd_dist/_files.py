@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Event
 from typing import BinaryIO
 
+LARGEST = 64_000_000  # usual limit of a file that is read at once [bytes]
 _FULL = 1 << 20  # a file system with fewer free bytes is full
 # Errors of file systems (SMB, FUSE, NFS) that can't flush folders, or reserve space.
 _UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EBADF)
@@ -154,31 +155,44 @@ def append_text(path: Path, text: str) -> None:
         file.write(text)
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path, *, own: bool = False) -> BinaryIO:
     """Open a regular file for reading: reading a pipe or a device may never end.
 
+    A file of a run's own folder (`own`) is no symbolic link: a folder of somebody else could name any file.
+
     Raises:
-      OSError: the file can't be read, or is not regular.
+      OSError: the file can't be read, is not regular, or is a link and `own`.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if own and path.is_symlink():
+        raise OSError(errno.ELOOP, "is a link, perhaps to a file outside of its folder", str(path))
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | own * os.O_NOFOLLOW)
     if stat.S_ISREG(os.fstat(handle).st_mode):
         return os.fdopen(handle, "rb")
     os.close(handle)
     raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
-def read_text(path: Path, most: int, *, pipe: bool = False) -> str:
-    """Text of a regular file, or also of a pipe with `pipe`, of at most `most` bytes.
+def read_bytes(path: Path, most: int = LARGEST, *, pipe: bool = False, own: bool = False) -> bytes:
+    """Content of a regular file, or also of a pipe with `pipe`, of at most `most` bytes.
 
     Raises:
-      OSError: the file can't be read, is larger, or is not regular.
-      UnicodeDecodeError: the file isn't UTF-8.
+      OSError: the file can't be read, is larger, or is not regular, or is a link and `own`.
     """
-    with path.open("rb") if pipe and path.is_fifo() else open_regular(path) as file:
+    with path.open("rb") if pipe and path.is_fifo() else open_regular(path, own=own) as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"larger than {most / 1e6:g} MB", str(path))
-    return content.decode("utf-8-sig")
+    return content
+
+
+def read_text(path: Path, most: int = LARGEST, *, pipe: bool = False, own: bool = False) -> str:
+    """Text of a file as `read_bytes` reads it.
+
+    Raises:
+      OSError: as for `read_bytes`.
+      UnicodeDecodeError: the file isn't UTF-8.
+    """
+    return read_bytes(path, most, pipe=pipe, own=own).decode("utf-8-sig")
 
 
 def free_space(path: Path) -> int:

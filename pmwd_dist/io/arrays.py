@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -85,6 +86,8 @@ class ArrayFile:
         try:
             with self.reading():
                 self._file: Any = NpzFile(self._stream)
+                if sum(item.file_size for item in self._file.zip.infolist()) > os.fstat(self._stream.fileno()).st_size:
+                    raise _Content("is compressed, which `write_arrays` never does")
                 self.names = [name for name in self._file.files if name != _ABOUT]
                 self.about: dict[str, Any] = dict(json.loads(self._file[_ABOUT].tobytes()))
         except ArrayFileError:

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pmwd_dist._files import atomic_write, cache_folder
+from pmwd_dist._files import atomic_write, cache_folder, read_text
 
 Key = dict[str, Any]
 Record = dict[str, Any]
@@ -42,8 +42,9 @@ def machine(devices: Sequence[Any]) -> Key:
 def load() -> list[Record]:
     """All records of the file; none if it can't be read."""
     try:
-        return [json.loads(line) for line in path().read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError, RuntimeError):  # the last where there is no home
+        records = [json.loads(line) for line in read_text(path()).splitlines()]
+        return [record for record in records if isinstance(record["key"], dict)]
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError):  # the last where there is no home
         return []
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pmwd_dist._files import atomic_write
+from pmwd_dist._files import atomic_write, read_bytes
 
 
 def write_page(path: Path, images: Iterable[Path], **content: Any) -> None:
@@ -24,7 +24,7 @@ def write_page(path: Path, images: Iterable[Path], **content: Any) -> None:
     figures = list[dict[str, str]]()
     for image in images:
         kind, _, z = image.stem.partition("_z")
-        data = base64.b64encode(image.read_bytes()).decode("ascii")
+        data = base64.b64encode(read_bytes(image, own=True)).decode("ascii")
         figures.append({"kind": kind, "at": f" at z = {float(z):g}" if z else "", "data": data})
     text = environment.get_template("page.html").render(images=figures, **content)
     with atomic_write(path) as aside:

@@ -10,8 +10,6 @@ import numpy as np
 
 from pmwd_dist._files import atomic_write, read_text
 
-_LARGEST = 64_000_000  # bytes of a table
-
 
 @dataclass(frozen=True)
 class Table:
@@ -48,7 +46,7 @@ def read_table(path: Path) -> Table:
       OSError: the file can't be read, or is no regular file.
     """
     try:
-        names, *lines = read_text(path, _LARGEST).splitlines()
+        names, *lines = read_text(path, own=True).splitlines()
         title = ""
         if names.startswith("# "):
             title, (names, *lines) = names[2:], lines

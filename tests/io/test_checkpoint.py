@@ -88,6 +88,9 @@ def test_description_is_verified(saved: tuple[Path, dict[str, jax.Array]], tmp_p
         write_arrays(path / "0.npz", arrays, about | change)
         with pytest.raises(ArrayFileError, match=r"damaged|missing|renamed"):
             checkpoint.load(path, tree)
+    np.savez_compressed(path / "0.npz", **arrays, zeros=np.zeros(1 << 20))
+    with pytest.raises(ArrayFileError, match="is compressed"):
+        checkpoint.load(path, tree)
     write_arrays(path / "0.npz", arrays, about)
     with pytest.raises(ArrayFileError, match="of step 3, renamed"):
         checkpoint.load(path.rename(tmp_path / "checkpoint_000002"), tree)

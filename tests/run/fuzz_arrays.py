@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import hdf5plugin
+import numcodecs
 import numpy as np
 import zarr
 
@@ -102,6 +104,12 @@ def _data(*given: Any, **options: Any) -> Change:
     return _hdf5(lambda group: group.create_dataset("data", *given, **options))
 
 
+def _bomb(group: Any) -> None:
+    data = group.create_dataset("data", SHAPE, "f8", chunks=(2, 6, 8), **hdf5plugin.Zstd())
+    for first in (0, 2):
+        data.id.write_direct_chunk((first, 0, 0), _BOMB)
+
+
 def _metadata(old: str, new: str) -> Change:
     def change(folder: Path) -> None:
         path = folder / "d.zarr/group/data/zarr.json"
@@ -112,7 +120,8 @@ def _metadata(old: str, new: str) -> Change:
     return change
 
 
-_CHUNK = "d.zarr/group/data/c/0/0/0"
+_CHUNK, _JSON = "d.zarr/group/data/c/0/0/0", "d.zarr/group/data/zarr.json"
+_BOMB = numcodecs.Zstd().encode(bytes(1 << 26))  # 6 kB
 _SHAPE = '"shape": [ 4, 6, 8 ]'
 MADE_UP: dict[str, dict[str, Change]] = {
     "npy": {
@@ -157,12 +166,24 @@ MADE_UP: dict[str, dict[str, Change]] = {
         "references": _data(SHAPE, h5py.ref_dtype),
         "other shape": _data(data=np.zeros((4, 6, 9))),
         "no values": _data(SHAPE, "f8"),
+        "bomb": _hdf5(_bomb),
+        "large chunks": _data(SHAPE, "f8", maxshape=(None,) * 3, chunks=(400, 400, 400), compression=1),
         "1 TB": _data((10**6, 10**6), "f8", chunks=(1024, 1024)),
     },
     "zarr": {
         "file": lambda folder: (shutil.rmtree(folder / "d.zarr"), (folder / "d.zarr").touch())[0],
         "no metadata": lambda folder: (folder / "d.zarr/group/data/zarr.json").unlink(),
         "no chunks": lambda folder: shutil.rmtree(folder / "d.zarr/group/data/c"),
+        "missing chunk": lambda folder: (folder / _CHUNK).unlink(),
+        "pipe as chunk": _pipe(_CHUNK),
+        "device as chunk": _linked(_CHUNK, "/dev/zero"),
+        "pipe as metadata": _pipe(_JSON),
+        "device as metadata": _linked(_JSON, "/dev/zero"),
+        "large metadata": lambda folder: os.truncate(folder / _JSON, 70_000_000),
+        "linked folder": lambda folder: (folder / "d.zarr/group/more").symlink_to("/dev"),
+        "bomb": lambda folder: _replace(folder / _CHUNK, _BOMB),
+        "large chunks": _metadata('"chunk_shape": [ 2, 6, 8 ]', '"chunk_shape": [ 400, 400, 400 ]'),
+        "long chunk": lambda folder: os.truncate(folder / _CHUNK, 100_000),
         "1 TB": _metadata(_SHAPE, '"shape": [ 1000000, 6, 131072 ]'),
         "1e30": _metadata(_SHAPE, f'"shape": [ {10**30}, 6, 8 ]'),
         "negative": _metadata(_SHAPE, '"shape": [ -4, 6, 8 ]'),

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import fuzz_arrays as fuzz
 import h5py
+import hdf5plugin
+import numcodecs
 import numpy as np
 import pytest
+import zarr
 
 from pmwd_dist.run.common.data_files import read_array, read_files
 
@@ -34,6 +38,32 @@ def test_damaged_files_are_refused_or_read(kind: str) -> None:
     assert {"refused"} < set(outcomes)
 
 
+@pytest.mark.parametrize(
+    "options", [hdf5plugin.Zstd(), hdf5plugin.Blosc(), {"compression": "gzip"}, {"compression": "lzf"}]
+)
+def test_compressed_hdf5_is_read(tmp_path: Path, options: Any) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("a", data=fuzz.VALUES, chunks=(3, 4, 8), shuffle=True, fletcher32=True, **options)
+    np.testing.assert_array_equal(read_array(f"{tmp_path}/a.h5:/a"), fuzz.VALUES)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"zarr_format": 2, "compressors": numcodecs.Blosc()},
+        {"zarr_format": 2, "compressors": numcodecs.Zlib(), "filters": numcodecs.Delta("f8")},
+        {"shards": (6, 8, 8)},
+        {"compressors": zarr.codecs.BloscCodec()},
+        {"compressors": [zarr.codecs.GzipCodec(), zarr.codecs.Crc32cCodec()]},
+        {"compressors": None},
+    ],
+)
+def test_compressed_zarr_is_read(tmp_path: Path, options: Any) -> None:
+    values = np.round(fuzz.VALUES)
+    zarr.create_array(tmp_path / "a.zarr", data=values, chunks=(3, 4, 8), **options)
+    np.testing.assert_array_equal(read_array(f"{tmp_path}/a.zarr"), values)
+
+
 def test_npy_files_of_any_order_are_read(tmp_path: Path) -> None:
     for values in (np.asfortranarray(fuzz.VALUES), fuzz.VALUES.astype(">f4"), fuzz.VALUES > 0, np.float64(3)):
         np.save(tmp_path / "a.npy", values)
@@ -57,6 +87,15 @@ def test_the_reason_is_named(tmp_path: Path) -> None:
     assert reason("hdf5", "external link") == "has a link at group/data, where the array itself must be"
     assert reason("hdf5", "committed datatype") == "has something else than an array at group/data"
     assert reason("hdf5", "other shape", fuzz.SHAPE) == "has the shape [4, 6, 9], and box.mesh is [4, 6, 8]"
+    assert reason("hdf5", "bomb").endswith(": a chunk of group/data unpacks to more than its 768 bytes")
+    large = "in chunks of 512 MB, much more than all its values"
+    assert reason("hdf5", "large chunks") == f"has group/data {large}"
+    assert reason("zarr", "large chunks").endswith(f"has its values {large}")
+    assert reason("zarr", "bomb").endswith(": a chunk of c/0/0/0 unpacks to more than its 768 bytes")
+    assert "lacks 1 of its 2 chunks; zarr leaves out chunks of fill values" in reason("zarr", "missing chunk")
+    for name in ("pipe as chunk", "device as chunk"):
+        assert reason("zarr", name) == "has group/data/c/0/0/0, which is neither a file nor a folder"
+    assert reason("zarr", "large metadata") == "has group/data/zarr.json, which is larger than 64 MB"
     assert reason("zarr", "1 TB", fuzz.SHAPE) == "has the shape [1000000, 6, 131072], and box.mesh is [4, 6, 8]"
 
 

@@ -22,7 +22,7 @@ from runs import make, read, resumed
 from pmwd_dist import _files
 from pmwd_dist._files import atomic_write
 from pmwd_dist.run.common import lock, manifest
-from pmwd_dist.run.common.folder import Event, Log, StartError, hold_folder, prepare_folder
+from pmwd_dist.run.common.folder import Event, Log, StartError, hold_folder, prepare_folder, state, status_of
 from pmwd_dist.run.settings.simulation_sections import Noise
 from pmwd_dist.run.simulation.plan import SimulationJob
 
@@ -119,11 +119,30 @@ def test_a_manifest_can_not_name_other_files(run: SimulationJob, tmp_path: Path)
     assert (tmp_path / "outside.csv").exists()
     assert (run.folder / "checkpoint_000007" / "thesis.tex").exists()
     assert not (run.folder / "power_z1.000.csv").is_symlink()
-    for damaged in ("[" * 5000, json.dumps(content | {"files": ["../outside.csv"]})):
+    put(tmp_path, ".run.part")
+    names = [["../outside.csv"], [""], [".."], ["a/"], ["a\0"], [5], "config.toml", {"config.toml": 1}]
+    for damaged in ("[" * 5000, *(json.dumps(content | {"files": files}) for files in names)):
         path.write_text(damaged)
         with pytest.raises(ValueError, match="damaged"):
             prepare_folder(run, overwrite=True)
     assert (tmp_path / "outside.csv").exists()
+    assert (tmp_path / ".run.part").exists()
+
+
+def test_files_that_never_end_are_not_read(run: SimulationJob, tmp_path: Path):
+    (tmp_path / "large").touch()
+    os.truncate(tmp_path / "large", 70_000_000)
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "/dev/zero", "large"):
+        for ours in ("manifest.json", "run.json"):
+            (run.folder / ours).unlink(missing_ok=True)
+            if name == "/dev/zero":
+                (run.folder / ours).symlink_to(name)
+            else:
+                (run.folder / ours).hardlink_to(tmp_path / name)
+        assert status_of(run.folder) == "unknown"
+        with pytest.raises(ValueError, match=r"manifest.json: damaged"):
+            state(run.folder)
 
 
 def test_a_foreign_file_in_the_way_of_an_output_stays(run: SimulationJob):

@@ -6,6 +6,7 @@ Functions raise `Malformed` for missing members, and for content of another type
 
 from __future__ import annotations
 
+import itertools
 import math
 import stat
 from collections.abc import Generator
@@ -23,6 +24,9 @@ Dataset = Any
 GROUP, DATASET = h5py.Group, h5py.Dataset  # kinds of members
 
 _CACHE = 1 << 24  # bytes of chunks of each array
+_MOST_CHUNK = 1 << 26  # bytes of a chunk that may be larger than its array
+_SIZE_PRESERVING = {h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
+_CODECS = {32001: "blosc", 32015: "zstd"}  # filters whose chunks begin with their unpacked size
 _MOST_VALUES = 64  # largest number of values of an attribute
 
 
@@ -124,8 +128,7 @@ def check_storage(data: Dataset, path: str) -> None:
     """Raise Malformed unless the file holds all values: h5py reads missing ones as zeros."""
     if data.is_virtual or data.external:
         raise Malformed(f"has {path} with its values in other files: pass those")
-    filters = data.id.get_create_plist()
-    codes = [filters.get_filter(i)[0] for i in range(filters.get_nfilters())]
+    codes = _filters(data)
     with suppress(ImportError):
         if not all(map(h5py.h5z.filter_avail, codes)):
             import hdf5plugin  # noqa: F401  # pyright: ignore[reportUnusedImport]
@@ -135,6 +138,7 @@ def check_storage(data: Dataset, path: str) -> None:
     if data.chunks is None:
         complete = data.id.get_storage_size() >= size
     else:
+        check_chunk(math.prod(data.chunks) * data.dtype.itemsize, size, path)
         expected = math.prod(-(-n // c) for n, c in zip(data.shape, data.chunks, strict=True))
         complete = data.id.get_num_chunks() == expected
     unfiltered = len(codes) - bool(data.fletcher32) == 0
@@ -142,8 +146,52 @@ def check_storage(data: Dataset, path: str) -> None:
         raise Malformed(f"declares {path} of shape {data.shape}, but holds fewer values")
 
 
+def _filters(data: Dataset) -> list[int]:
+    properties = data.id.get_create_plist()
+    return [properties.get_filter(i)[0] for i in range(properties.get_nfilters())]
+
+
+def check_chunk(size: int, whole: int, path: str) -> None:
+    """Raise Malformed if chunks of `size` bytes are much larger than their array of `whole` bytes."""
+    if size > max(8 * whole, _MOST_CHUNK):
+        raise Malformed(f"has {path} in chunks of {size / 1e6:.0f} MB, much more than all its values")
+
+
+def check_stored(size: int, stored: int, codec: str, head: bytes, path: str) -> None:
+    """Raise Malformed if a compressed chunk of `size` bytes, `stored` in the file, unpacks to much more than that."""
+    if max(stored, unpacked_size(codec, head)) > 2 * size + (1 << 12):  # filters may widen the numbers
+        raise Malformed(f"is damaged: a chunk of {path} unpacks to more than its {size} bytes")
+
+
+def unpacked_size(codec: str, head: bytes) -> int:
+    """Unpacked size of a chunk by its first 16 bytes, of a codec "zstd" or "blosc"; 0 where they don't say."""
+    if codec == "blosc":
+        return int.from_bytes(head[4:8], "little")
+    if codec != "zstd" or len(head) < 16 or head[:4] != b"\x28\xb5\x2f\xfd":
+        return 0
+    # RFC 8878, 3.1.1.1: descriptor, window of one byte unless it is a single segment, dictionary, content size.
+    single, flag, place = head[4] >> 5 & 1, head[4] >> 6, 5 + (0, 1, 2, 4)[head[4] & 3]
+    place, length = place + 1 - single, (single, 2, 4, 8)[flag]
+    return int.from_bytes(head[place : place + length], "little") + 256 * (length == 2)
+
+
+def _check_chunks(data: Dataset, low: int, high: int) -> None:
+    """Check the compressed chunks of these rows before HDF5 unpacks them."""
+    codes = _filters(data)
+    if set(codes) <= _SIZE_PRESERVING:
+        return
+    place, codec = next(((i, _CODECS[code]) for i, code in enumerate(codes) if code in _CODECS), (0, ""))
+    size, length = math.prod(data.chunks) * data.dtype.itemsize, data.chunks[0]
+    others = [range(0, n, c) for n, c in zip(data.shape[1:], data.chunks[1:], strict=True)]
+    for offset in itertools.product(range(low - low % length, min(high, data.shape[0]), length), *others):
+        skipped, head = data.id.read_direct_chunk(offset) if codec else (0, b"")
+        stored = data.id.get_chunk_info_by_coord(offset).size
+        check_stored(size, stored, "" if skipped >> place & 1 else codec, head[:16], path_of(data))
+
+
 def rows(data: Dataset, low: int, high: int | None) -> np.ndarray:
     """Rows of an array."""
+    _check_chunks(data, low, data.shape[0] if high is None else high)
     try:
         return np.asarray(data[low:high])
     except Exception as error:

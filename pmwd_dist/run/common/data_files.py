@@ -6,7 +6,9 @@ Anybody may have written these files: nothing is read before its type, shape and
 from __future__ import annotations
 
 import math
+import os
 import re
+import stat
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,13 +17,14 @@ from typing import Any
 import h5py
 import numpy as np
 
-from pmwd_dist._files import open_regular
+from pmwd_dist._files import LARGEST, open_regular
 from pmwd_dist._memory import available_memory, size
 from pmwd_dist.io.snapshot import content
 from pmwd_dist.run.settings import Settings, SettingsError
 from pmwd_dist.run.settings.writing import one_line, toml_value
 
 NOISE = "noise.file"
+_METADATA = ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
 _MOST_NAMES = 8  # names that a message lists
 Shape = tuple[int, ...]
 
@@ -135,7 +138,7 @@ def _of_zarr(store: Path, array: str, wanted: tuple[Shape, ...]) -> np.ndarray:
         import zarr
     except ImportError as error:
         raise ValueError("zarr is not installed, which reads it; `pip install '.[zarr]'`") from error
-    store.stat()
+    _check_store(store)
     try:
         with warnings.catch_warnings(action="ignore"):
             whole: Any = zarr.open(store, mode="r")
@@ -150,11 +153,42 @@ def _of_zarr(store: Path, array: str, wanted: tuple[Shape, ...]) -> np.ndarray:
     _check(item.shape, item.dtype, wanted)
     _check(item.chunks, item.dtype, ())
     try:
-        if item.size and not item.nchunks_initialized:
-            raise ValueError("none of its chunks is there")
+        _check_chunks(store / array, item)
         return np.asarray(item[...], float)
     except Exception as error:
         raise ValueError(f"is no zarr store, or damaged: {error}") from error
+
+
+def _check_store(store: Path) -> None:
+    """Raise ValueError unless all is regular files, and what is read at once is small: zarr would wait for a pipe."""
+    store.stat()
+    for folder, folders, names in os.walk(store, onerror=_raise):
+        for path in map(Path(folder).joinpath, (*folders, *names)):
+            mode, where = path.stat(), path.relative_to(store)
+            if path.is_symlink() if stat.S_ISDIR(mode.st_mode) else not stat.S_ISREG(mode.st_mode):
+                raise ValueError(f"has {where}, which is neither a file nor a folder")
+            if path.name in _METADATA and mode.st_size > LARGEST:
+                raise ValueError(f"has {where}, which is larger than {LARGEST / 1e6:g} MB")
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _check_chunks(folder: Path, array: Any) -> None:
+    """Raise ValueError unless all chunks of a zarr array are there, and unpack to their size."""
+    shape = array.shards or array.chunks
+    size, codec = math.prod(shape) * array.dtype.itemsize, ""
+    content.check_chunk(size, math.prod(array.shape) * array.dtype.itemsize, "its values")
+    if array.size and (missing := array.nchunks - array.nchunks_initialized):
+        remedy = "zarr leaves out chunks of fill values unless array.write_empty_chunks is set"
+        raise ValueError(f"lacks {missing} of its {array.nchunks} chunks; {remedy}")
+    if array.compressors and not array.shards:
+        codec = type(array.compressors[-1]).__name__.lower().removesuffix("codec")
+    for path in folder.rglob("*"):
+        if path.is_file() and path.name not in _METADATA:
+            with path.open("rb") as file:
+                content.check_stored(size, path.stat().st_size, codec, file.read(16), str(path.relative_to(folder)))
 
 
 def _names(names: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pmwd_dist._files import append_text, atomic_write, temporary
+from pmwd_dist._files import append_text, atomic_write, read_bytes, read_text, temporary
 from pmwd_dist.io.arrays import ArrayFileError
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
@@ -72,7 +72,7 @@ def _write_config(job: Job) -> None:
     folder, settings = job.folder, job.settings
     files = {"cosmology": settings.cosmology.table, "force": settings.force.correction}
     # Read before files are removed: perhaps they are those of the earlier run.
-    copies = {section: Path(file).read_bytes() for section, file in files.items() if file not in (None, "auto")}
+    copies = {section: read_bytes(Path(file)) for section, file in files.items() if file not in (None, "auto")}
     own = identity(job)
     if _content(folder):
         manifest.remove_files(folder)
@@ -105,7 +105,7 @@ def finished(folder: Path) -> bool:
 def status_of(folder: Path) -> str:
     """Status of the last start of a run: running, finished, interrupted, failed, or unknown before it wrote one."""
     try:
-        return str(json.loads((folder / RUN).read_text(encoding="utf-8"))["status"])
+        return str(json.loads(read_text(folder / RUN, own=True))["status"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "unknown"
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pmwd_dist._files import atomic_write, exists, remove, temporary
+from pmwd_dist._files import atomic_write, exists, read_text, remove, temporary
 from pmwd_dist.io import checkpoint
 from pmwd_dist.run.common.fingerprint import Identity
 
@@ -69,14 +69,20 @@ def checkpoints(folder: Path) -> list[Path]:
 def _read(folder: Path) -> dict[str, Any]:
     path = folder / NAME
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(content["run"], dict) and all(Path(name).name == name for name in content["files"]):
+        content = json.loads(read_text(path, own=True))
+        names = content["files"]
+        if isinstance(content["run"], dict) and isinstance(names, list) and all(map(_is_name, names)):
             return dict(content)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(f"{folder}: not the folder of a run, it has no {NAME}") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     raise ValueError(f"{path}: damaged; start a new run in another folder")
+
+
+def _is_name(name: str) -> bool:
+    """Whether a text is the name of a file in a folder."""
+    return name not in ("", "..") and Path(name).name == name and "\0" not in name
 
 
 def _write(folder: Path, run: Identity, names: list[str]) -> None:

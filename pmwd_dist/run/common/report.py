@@ -16,7 +16,6 @@ from pmwd_dist.report.style import markup
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.folder import CONFIG, LOG, REPORT, RUN
 
-_LARGEST = 64_000_000  # bytes of a text file
 _TUNING = "tuning"
 _STAGES = {
     "tuning": _TUNING,
@@ -64,7 +63,7 @@ def write_report(folder: Path) -> Path:
             ("peak memory", size(run["peak_memory"]) if "peak_memory" in run else "unknown"),
             ("versions", versions),
         ],
-        config=read_text(folder / CONFIG, _LARGEST),
+        config=read_text(folder / CONFIG, own=True),
     )
     return folder / REPORT
 
@@ -76,7 +75,7 @@ def _there(path: Path) -> bool:
 def _run(folder: Path) -> dict[str, Any]:
     """Content of run.json; nothing if it is damaged or was not written."""
     try:
-        return dict(json.loads(read_text(folder / RUN, _LARGEST)))
+        return dict(json.loads(read_text(folder / RUN, own=True)))
     except (FileNotFoundError, ValueError, TypeError):
         return {}
 
@@ -84,7 +83,7 @@ def _run(folder: Path) -> dict[str, Any]:
 def _events(folder: Path) -> list[dict[str, Any]]:
     """Events of the log, without lines that a kill left unfinished."""
     events = list[dict[str, Any]]()
-    for line in read_text(folder / LOG, _LARGEST).splitlines() if _there(folder / LOG) else ():
+    for line in read_text(folder / LOG, own=True).splitlines() if _there(folder / LOG) else ():
         try:
             event = json.loads(line)
         except ValueError:
@@ -139,7 +138,7 @@ def _stage(event: dict[str, Any]) -> str:
 def _table(path: Path) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """Heads, and names and cells of the rows, of a CSV file."""
     with reading(path):
-        heads, *rows = csv.reader(read_text(path, _LARGEST).splitlines())
+        heads, *rows = csv.reader(read_text(path, own=True).splitlines())
         return heads, [(markup(name), [_number(cell) for cell in cells]) for name, *cells in rows]
 
 

@@ -14,7 +14,6 @@ from pmwd_dist.pm.modes import check_table, wavenumber_range
 from pmwd_dist.run.settings.simulation_sections import Box
 from pmwd_dist.run.settings.writing import one_line, printable
 
-_LARGEST = 64_000_000  # bytes of a table
 _EXPONENT = re.compile(r"(?<=[0-9.])[dD](?=[+-]?[0-9])")
 
 
@@ -32,7 +31,7 @@ def read_table(path: Path) -> tuple[np.ndarray, np.ndarray]:
         return ArgumentError("linear_power", str(path), constraint)
 
     try:
-        lines = _lines(read_text(path, _LARGEST))
+        lines = _lines(read_text(path))
     except UnicodeDecodeError:
         raise wrong("is not a text file") from None
     if not lines:
@@ -50,7 +49,7 @@ def power_name(file: str) -> str:
     """Name of the linear power spectrum, with its error, or the columns that are read of a table with more."""
     if file in TRANSFERS:
         return f"{file}, within {0.1 if file == 'boltzmann' else 6} % of CAMB"
-    line = _lines(read_text(Path(file), _LARGEST))[0]
+    line = _lines(read_text(Path(file)))[0]
     count = len(line.split("," if "," in line else None))
     return file + (f", columns 1 and 2 of {count}" if count > 2 else "")
 
