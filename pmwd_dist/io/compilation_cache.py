@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import stat
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,11 +29,16 @@ def enable_compilation_cache(warn: Callable[[str], None] | None = None) -> None:
     switches the cache off, and JAX_COMPILATION_CACHE_MAX_SIZE bounds it [bytes].
 
     Args:
-      warn: function that is called once, with the reason, if the cache can't be used; default: a RuntimeWarning.
+      warn: function that is called once, with the reason, if the cache can't be used, or others may write into a folder
+        of JAX_COMPILATION_CACHE_DIR; default: a RuntimeWarning.
     """
     warn = _warn if warn is None else warn
     config: Any = jax.config
-    if not config.jax_enable_compilation_cache or config.jax_compilation_cache_dir is not None:
+    if not config.jax_enable_compilation_cache:
+        return
+    if (chosen := config.jax_compilation_cache_dir) is not None:
+        if "://" not in chosen and (found := _open_to_others(Path(chosen).absolute())) is not None:
+            warn(f"JAX_COMPILATION_CACHE_DIR={chosen}: others may write into {found}, and its programs are executed")
         return
     folder = default_folder()
     try:
@@ -81,11 +87,23 @@ def _prepare(folder: Path) -> None:
       OSError: the folder can't be made or written, or others may write into it.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = folder.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise PermissionError(1, "others may write into this folder, of which programs are executed", str(folder))
+    if (found := _open_to_others(folder)) is not None:
+        raise PermissionError(1, "others may write into this folder, of which programs are executed", str(found))
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(13, "this folder can't be written", str(folder))
+
+
+def _open_to_others(folder: Path) -> Path | None:
+    """The folder if others may write into it, or the first folder above in which anybody may rename folders."""
+    with suppress(FileNotFoundError):
+        status = folder.stat()
+        if status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022:
+            return folder
+    for parent in folder.resolve().parents:
+        with suppress(FileNotFoundError):
+            if parent.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
+                return parent
+    return None
 
 
 def _prune(folder: Path, bound: int) -> None:

@@ -81,7 +81,15 @@ def occupied(folder: Path) -> None:
     folder.touch()
 
 
-@pytest.mark.parametrize(("prepare", "reason"), [(shared, "others may write"), (occupied, "File exists")])
+def in_a_shared_folder(folder: Path) -> None:
+    folder.mkdir(parents=True, mode=0o700)
+    folder.parent.chmod(0o777)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "reason"),
+    [(shared, "others may write"), (in_a_shared_folder, "others may write"), (occupied, "File exists")],
+)
 def test_a_folder_that_can_not_be_used_is_warned_of_once(
     config: Config, prepare: Callable[[Path], None], reason: str
 ) -> None:
@@ -91,8 +99,19 @@ def test_a_folder_that_can_not_be_used_is_warned_of_once(
     compilation_cache.enable_compilation_cache(found.append)
     (line,) = found
     assert reason in line
-    assert str(folder) in line
+    assert str(folder.parent if prepare is in_a_shared_folder else folder) + ":" in line
     assert config.jax_compilation_cache_dir is None
+
+
+def test_a_shared_folder_of_jax_s_variable_is_warned_of(config: Config, tmp_path: Path) -> None:
+    found: list[str] = []
+    for name, mode in (("own", 0o700), ("sticky", 0o1777), ("shared", 0o777)):
+        (tmp_path / name / "programs").mkdir(parents=True)
+        (tmp_path / name).chmod(mode)
+        config.update("jax_compilation_cache_dir", str(tmp_path / name / "programs"))
+        compilation_cache.enable_compilation_cache(found.append)
+    (line,) = found
+    assert f"others may write into {tmp_path}/shared, and" in line
 
 
 @pytest.mark.filterwarnings("always")

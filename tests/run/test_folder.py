@@ -14,6 +14,7 @@ import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +22,9 @@ from runs import make, read, resumed
 
 from pmwd_dist import _files
 from pmwd_dist._files import atomic_write
-from pmwd_dist.run.common import lock, manifest
+from pmwd_dist.run.common import lock, manifest, report
 from pmwd_dist.run.common.folder import Event, Log, StartError, hold_folder, prepare_folder, state, status_of
+from pmwd_dist.run.common.report import write_report
 from pmwd_dist.run.settings.simulation_sections import Noise
 from pmwd_dist.run.simulation.plan import SimulationJob
 
@@ -249,6 +251,58 @@ def test_overwrite_looks_at_everything_before_it_removes_a_file(run: SimulationJ
     with pytest.raises(FileExistsError, match="in the way"):
         prepare_folder(run, overwrite=True)
     assert (run.folder / "power_z3.000.csv").exists()
+
+
+def test_a_lock_file_that_is_a_link_is_not_emptied(run: SimulationJob, tmp_path: Path):
+    put(tmp_path, "mine.txt")
+    path = run.folder / lock.NAME
+    for make_it in (lambda: path.hardlink_to(tmp_path / "mine.txt"), lambda: os.mkfifo(path)):
+        path.unlink()
+        make_it()
+        with pytest.raises(OSError, match="is a hard link or no regular file; remove it"), hold_folder(run):
+            pass
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_a_report_shows_no_linked_file(run: SimulationJob, tmp_path: Path):
+    put(tmp_path, "secret")
+    manifest.claim(run.folder, ["power.png", "fit.csv"])
+    for name in ("config.toml", "run.json", "log.jsonl", "power.png", "fit.csv"):
+        path = run.folder / name
+        kept = path.read_bytes() if path.exists() else None
+        path.unlink(missing_ok=True)
+        path.symlink_to(tmp_path / "secret")
+        with pytest.raises((OSError, ValueError), match=str(path)):
+            write_report(run.folder)
+        path.unlink()
+        if kept is not None:
+            path.write_bytes(kept)
+    assert "report.html" not in names(run.folder)
+
+
+def test_a_report_of_any_json(run: SimulationJob, monkeypatch: pytest.MonkeyPatch):
+    """A file or a line with an entry of another type is left out."""
+    pages = list[dict[str, Any]]()
+    own = {"status": "finished", "steps": 4, "reasons": [], "lines": ["box         8"], "peak_memory": 1e9}
+    own |= {"settings": {"cosmology": {"h": 0.7}}, "versions": {"jax": "1"}, "started": "now", "machine": "a"}
+    line = {"event": "step", "step": 1, "steps": 4, "seconds": 1.5, "share": 0.5, "what": "a", "message": "b"}
+    values = [None, True, -1, 10**400, float("inf"), "text", [1], [[]], {"a": 1}, {"cosmology": 3}, {"sampler": [None]}]
+    page, log = run.folder / "run.json", run.folder / "log.jsonl"
+    monkeypatch.setattr(report, "write_page", lambda *_, **content: pages.append(content))
+    for value in values:
+        for changed in (value, *({**own, name: value} for name in own)):
+            page.write_text(json.dumps(changed))
+            write_report(run.folder)
+            assert status_of(run.folder) in ("finished", "unknown")
+        for changed in (value, *({**line, name: value} for name in line)):
+            log.write_text(json.dumps(changed) + "\n" + json.dumps(line | {"event": "tuning"}))
+            write_report(run.folder)
+    assert {content["verdict"] for content in pages} <= {
+        *(f"The run is finished: {steps} steps, 0 outputs." for steps in (-1, 0, 1, 4, 10**400)),
+        *(f"The run has not ended {done}." for done in ("before its first step", "50% through its tuning")),
+    }
+    assert pages[0]["timing"] == []
+    assert pages[-1]["timing"] == [("tuning", 1, 1.5)]  # of two lines, of which the first has an odd message
 
 
 def test_no_file_is_written_through_a_link(run: SimulationJob, tmp_path: Path):

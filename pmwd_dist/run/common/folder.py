@@ -105,9 +105,10 @@ def finished(folder: Path) -> bool:
 def status_of(folder: Path) -> str:
     """Status of the last start of a run: running, finished, interrupted, failed, or unknown before it wrote one."""
     try:
-        return str(json.loads(read_text(folder / RUN, own=True))["status"])
+        status = json.loads(read_text(folder / RUN, own=True))["status"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "unknown"
+    return status if status in ("running", "finished", "interrupted", "failed") else "unknown"
 
 
 def state(folder: Path) -> str:

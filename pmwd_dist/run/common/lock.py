@@ -6,11 +6,13 @@ import errno
 import fcntl
 import os
 import socket
+import stat
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 NAME = ".pmwd-dist.lock"
+_MOST = 1000  # bytes of the number of a process and its host
 _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
@@ -26,8 +28,12 @@ def folder_lock(folder: Path) -> Generator[None]:
       ValueError: another process, or another run in this one, holds the lock.
       OSError: the lock file can't be written.
     """
-    with os.fdopen(os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+") as file:
-        holder = file.read().split()
+    path, flags = folder / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    with os.fdopen(os.open(path, flags, 0o666), "rb+", buffering=0) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:  # it would be emptied
+            raise OSError(errno.EINVAL, "is a hard link or no regular file; remove it", str(path))
+        holder = file.read(_MOST).decode(errors="replace").split()
         who = f"process {holder[0]} on {holder[1]}" if len(holder) == 2 else "another process"
         in_use = ValueError(f"{folder}: {who} runs in this folder; wait for its end, or use another folder")
         try:
@@ -36,7 +42,7 @@ def folder_lock(folder: Path) -> Generator[None]:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise in_use from error
             if error.errno not in _UNSUPPORTED:
-                raise OSError(error.errno, os.strerror(error.errno or 0), str(folder / NAME)) from error
+                raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
             if _lives_here(holder):
                 raise in_use from error
         file.truncate(0)
@@ -49,11 +55,11 @@ def folder_lock(folder: Path) -> Generator[None]:
 
 def _lives_here(holder: Sequence[str]) -> bool:
     """Whether a process, given by its number and host, is on this host and lives."""
-    if len(holder) != 2 or holder[1] != socket.gethostname():
+    if len(holder) != 2 or holder[1] != socket.gethostname() or not holder[0].isdecimal():
         return False
     try:
         os.kill(int(holder[0]), 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         pass

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
-import json
-from collections import Counter
+from collections import Counter, defaultdict
+from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from pmwd_dist._files import read_text
+from pydantic import BaseModel
+
+from pmwd_dist._files import read_bytes, read_text
 from pmwd_dist._memory import size
 from pmwd_dist.io.arrays import reading
 from pmwd_dist.report.page import write_page
@@ -28,6 +31,34 @@ _STAGES = {
 _TABLES = ("summary.csv", "prior.csv", "fit.csv")
 
 
+class _Run(BaseModel, allow_inf_nan=False):
+    """What the page shows of run.json."""
+
+    status: str = ""
+    steps: int = 0
+    reasons: list[str] = []
+    error: str = ""
+    lines: list[str] = []
+    settings: dict[str, dict[str, Any]] = {}
+    versions: dict[str, str | None] = {}
+    started: str = "unknown"
+    ended: str = "not yet"
+    machine: str = "unknown"
+    peak_memory: float | None = None
+
+
+class _Event(BaseModel, allow_inf_nan=False):
+    """What the page shows of a line of the log."""
+
+    event: str
+    message: str = ""
+    what: str = ""
+    step: int = 0
+    steps: int = 0
+    share: float = 0
+    seconds: float | None = None
+
+
 def write_report(folder: Path) -> Path:
     """Write the report of a run, finished or not, and return its path.
 
@@ -38,29 +69,29 @@ def write_report(folder: Path) -> Path:
     names, precision = manifest.files(folder), manifest.identity(folder).get("precision")
     manifest.claim(folder, [REPORT])
     run, events = _run(folder), _events(folder)
-    inference, settings = "sampler" in run.get("settings", {}), run.get("settings", {})
+    inference = "sampler" in run.settings
     verdict, advice = _verdict(folder, run, events, inference)
-    versions = ", ".join(f"{name} {number}" for name, number in run.get("versions", {}).items() if number)
+    versions = ", ".join(f"{name} {number}" for name, number in run.versions.items() if number)
     write_page(
         folder / REPORT,
         [folder / name for name in names if name.endswith(".png") and _there(folder / name)],
         title=f"{'Inference' if inference else 'Simulation'} {folder.resolve().name}",
         verdict=verdict,
-        advice=[*advice, *(f"Warning: {event['message']}" for event in events if event["event"] == "warning")],
-        good=run.get("status") == "finished" and not run.get("reasons"),
+        advice=[*advice, *(f"Warning: {event.message}" for event in events if event.event == "warning")],
+        good=run.status == "finished" and not run.reasons,
         numbers={name: _table(folder / name) for name in _TABLES if _there(folder / name)},
         run=[
-            *(tuple(map(str.strip, (line[:12], line[12:]))) for line in run.get("lines", [])),
-            ("cosmological parameters", ", ".join(f"{n} = {x}" for n, x in settings.get("cosmology", {}).items())),
+            *(tuple(map(str.strip, (line[:12], line[12:]))) for line in run.lines),
+            ("cosmological parameters", ", ".join(f"{n} = {x}" for n, x in run.settings.get("cosmology", {}).items())),
         ],
         timing=_timing(events),
         provenance=[
-            ("started", run.get("started", "unknown")),
-            ("ended", run.get("ended", "not yet")),
+            ("started", run.started),
+            ("ended", run.ended),
             ("number of starts", _count(events, "start")),
-            ("machine", run.get("machine", "unknown")),
+            ("machine", run.machine),
             ("precision", precision),
-            ("peak memory", size(run["peak_memory"]) if "peak_memory" in run else "unknown"),
+            ("peak memory", "unknown" if run.peak_memory is None else size(run.peak_memory)),
             ("versions", versions),
         ],
         config=read_text(folder / CONFIG, own=True),
@@ -72,37 +103,33 @@ def _there(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
 
 
-def _run(folder: Path) -> dict[str, Any]:
+def _run(folder: Path) -> _Run:
     """Content of run.json; nothing if it is damaged or was not written."""
     try:
-        return dict(json.loads(read_text(folder / RUN, own=True)))
-    except (FileNotFoundError, ValueError, TypeError):
-        return {}
+        return _Run.model_validate_json(read_bytes(folder / RUN, own=True))
+    except (FileNotFoundError, ValueError):
+        return _Run()
 
 
-def _events(folder: Path) -> list[dict[str, Any]]:
+def _events(folder: Path) -> list[_Event]:
     """Events of the log, without lines that a kill left unfinished."""
-    events = list[dict[str, Any]]()
-    for line in read_text(folder / LOG, own=True).splitlines() if _there(folder / LOG) else ():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and "event" in event:
-            events.append(event)
+    events = list[_Event]()
+    for line in read_bytes(folder / LOG, own=True).splitlines() if _there(folder / LOG) else ():
+        with suppress(ValueError):
+            events.append(_Event.model_validate_json(line))
     return events
 
 
-def _count(events: list[dict[str, Any]], name: str) -> int:
-    return sum(event["event"] == name for event in events)
+def _count(events: list[_Event], name: str) -> int:
+    return sum(event.event == name for event in events)
 
 
-def _verdict(folder: Path, run: dict[str, Any], events: list[dict[str, Any]], inference: bool) -> tuple[str, list[str]]:
+def _verdict(folder: Path, run: _Run, events: list[_Event], inference: bool) -> tuple[str, list[str]]:
     """A sentence on the state of a run, and what to do."""
-    status, done = run.get("status"), f"{run.get('steps', 0)} steps"
+    status, done = run.status, f"{run.steps} steps"
     if status == "finished" and inference:
-        if reasons := run.get("reasons", []):
-            return "Not converged: don't use these numbers yet.", reasons
+        if run.reasons:
+            return "Not converged: don't use these numbers yet.", run.reasons
         return "The chains pass all checks.", ["Compare the figures with their captions, then use the draws."]
     if status == "finished":
         count = _count(events, "output")
@@ -111,28 +138,28 @@ def _verdict(folder: Path, run: dict[str, Any], events: list[dict[str, Any]], in
     done = _progress(events)
     resume = f"Go on with: pmwd-dist resume {folder}"
     if status == "failed":
-        return f"The run failed {done}.", [*filter(None, [run.get("error")]), resume]
+        return f"The run failed {done}.", [*filter(None, [run.error]), resume]
     return f"The run {'was interrupted' if status == 'interrupted' else 'has not ended'} {done}.", [resume]
 
 
-def _progress(events: list[dict[str, Any]]) -> str:
+def _progress(events: list[_Event]) -> str:
     """How far a run came that has not finished."""
     for event in reversed(events):
-        if event["event"] in ("step", "chunk"):
-            return f"after step {event['step']} of {event['steps']}"
-        if event["event"] == "tuning":
-            return f"{event['share']:.0%} through its tuning"
+        if event.event in ("step", "chunk"):
+            return f"after step {event.step} of {event.steps}"
+        if event.event == "tuning":
+            return f"{event.share:.0%} through its tuning"
         if _stage(event) == _TUNING:
             return "after its tuning"
     return "before its first step"
 
 
-def _stage(event: dict[str, Any]) -> str:
+def _stage(event: _Event) -> str:
     """Stage whose time an event tells; empty for none."""
-    if event["event"] == "end":
+    if event.event == "end":
         return "in all, with compilation"
-    what = str(event.get("what", "")).partition(":")[0]
-    return _TUNING if what.startswith("tuned in") else _STAGES.get(event["event"], what)
+    what = event.what.partition(":")[0]
+    return _TUNING if what.startswith("tuned in") else _STAGES.get(event.event, what)
 
 
 def _table(path: Path) -> tuple[list[str], list[tuple[str, list[str]]]]:
@@ -146,14 +173,14 @@ def _number(text: str) -> str:
     return "" if text == "nan" else f"{float(text):.4g}"
 
 
-def _timing(events: list[dict[str, Any]]) -> list[tuple[str, int, float]]:
+def _timing(events: list[_Event]) -> list[tuple[str, int, float]]:
     """Name, number and seconds of the stages of a run and of its resumptions."""
-    counts, seconds = Counter[str](), Counter[str]()
-    for event, after in zip(events, [*events[1:], None], strict=True):
+    counts, seconds = Counter[str](), defaultdict[str, float](float)
+    for event, after in zip_longest(events, events[1:]):
         name = _stage(event)
         # The seconds of a tuning are those since its start: the last line in a row counts.
         last = name != _TUNING or after is None or _stage(after) != _TUNING
-        if name and "seconds" in event and last:
+        if name and event.seconds is not None and last:
             counts[name] += 1
-            seconds[name] += event["seconds"]
+            seconds[name] += event.seconds
     return [(name, count, seconds[name]) for name, count in counts.items()]
