@@ -1,7 +1,7 @@
 """Photons and neutrinos: their densities.
 
 Neutrinos are three species of one temperature, T_nu = (n_eff / 3)^(1/4) (4/11)^(1/3) T_CMB, with a third of the sum of
-the masses each, as the "degenerate" neutrinos of CAMB. Photons have T_CMB = 2.7255 K.
+the masses each, as the "degenerate" neutrinos of CAMB.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 N_EFF = 3.044
+T_CMB = 2.7255  # [K]
 PHOTONS = 2.472822e-5  # Omega h^2 of photons
 MASSLESS = 7 / 8 * (4 / 11) ** (4 / 3) * PHOTONS  # Omega h^2 of one massless species
 _KELVIN = 8.617333e-5  # [eV]
@@ -24,7 +25,7 @@ _WEIGHTS = _LAGUERRE * _Q**2 / (1 + np.exp(-_Q)) * 120 / (7 * math.pi**4)
 
 def neutrino_temperature(n_eff: ArrayLike) -> Array:
     """Temperature of the neutrinos today [eV]."""
-    return (4 / 11) ** (1 / 3) * 2.7255 * _KELVIN * (jnp.asarray(n_eff) / 3) ** 0.25
+    return (4 / 11) ** (1 / 3) * T_CMB * _KELVIN * (jnp.asarray(n_eff) / 3) ** 0.25
 
 
 def fermi_dirac(y: Array) -> tuple[Array, Array]:

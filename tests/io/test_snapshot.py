@@ -20,8 +20,10 @@ import problems
 import pytest
 
 import pmwd_dist as pmd
+from pmwd_dist.cosmology.expansion import background, expansion
+from pmwd_dist.cosmology.parameters import parameters
 from pmwd_dist.io.snapshot import chunks, writer
-from pmwd_dist.io.snapshot.header import read_header
+from pmwd_dist.io.snapshot.header import named_background, read_header
 from pmwd_dist.io.snapshot.reader import load_snapshot
 from pmwd_dist.io.snapshot.writer import save_snapshot
 from pmwd_dist.run.common.data_files import read_array
@@ -416,6 +418,32 @@ def test_swiftsimio_reads_it(tmp_path: Path, cosmo, single, precision, compressi
     tabulated = pmd.with_dark_energy(cosmo, [0.5, 1.0], [-0.8, -0.9])
     save_snapshot(path, particles, tabulated, config, A, format="swift", precision=precision, compression=compression)
     assert np.isnan(swiftsimio.load(str(path)).metadata.cosmology.w0)
+
+
+@pytest.mark.parametrize("radiation", [None, {}, {"n_eff": 3.5}, {"m_nu": 0.06}, {"m_nu": 0.3}])
+def test_swiftsimio_has_the_same_expansion(tmp_path: Path, cosmo, single, radiation):
+    """Astropy approximates the density of neutrinos with mass, to a percent."""
+    swiftsimio = pytest.importorskip("swiftsimio")
+    own = parameters(cosmo if radiation is None else pmd.with_neutrinos(cosmo, **radiation))
+    config = make_config(single, (2, 2, 2))
+    path = save_snapshot(tmp_path / "s.hdf5", make_particles(config), own, config, A, format="swift")
+    metadata = swiftsimio.load(str(path)).metadata
+    found, raw = metadata.cosmology, metadata.cosmology_raw
+    assert found.Tcmb0.value == (0 if radiation is None else 2.7255)
+    assert found.Neff == pytest.approx(0 if radiation is None else float(own.n_eff))
+    mass = (radiation or {}).get("m_nu", 0)
+    assert found.m_nu is None if radiation is None else found.m_nu.value.tolist() == pytest.approx([mass / 3] * 3)
+    for a in (1.0, A, 0.02):
+        square = float(own.Omega_cb * expansion(background(own), jnp.log(a))[0]) / a**3
+        assert found.efunc(1 / a - 1) == pytest.approx(math.sqrt(square), rel=1e-4 if mass else 1e-6)
+    assert found.Odm0 + found.Ob0 == pytest.approx(float(own.Omega_cb))
+    assert raw["H [internal units]"] == pytest.approx(found.H(1 / A - 1).value, rel=1e-4)
+    density = found.critical_density(1 / A - 1).to_value("solMass / Mpc3")
+    assert raw["Critical density [internal units]"] == pytest.approx(density / 1e10, rel=2e-4)
+    total = sum(raw[f"Omega_{name}"] for name in ("m", "nu_0", "r", "k", "lambda"))
+    assert total == pytest.approx(1, abs=1e-6)
+    assert read_header([path]).Omega_m == pytest.approx(float(own.Omega_m))
+    assert named_background(path)["Omega_m"] == pytest.approx(float(own.Omega_m))
 
 
 def test_files_are_opened_without_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cosmo, single):

@@ -23,7 +23,7 @@ _SIDE = 1e-9, 1e9  # range of the side of a box [Mpc/h]
 _H = ("Header:HubbleParam", "Parameters:HubbleParam", "Cosmology:h")
 _OMEGA_M = ("Header:Omega0", "Header:Omega_Matter", "Parameters:Omega0", "Cosmology:Omega_m")
 _OMEGA_B = ("Header:OmegaBaryon", "Header:Omega_Baryon", "Parameters:OmegaBaryon", "Cosmology:Omega_b")
-_BACKGROUND = {"Omega_m": _OMEGA_M, "h": _H, "w0": ("Cosmology:w_0",), "wa": ("Cosmology:w_a",)}
+_BACKGROUND = {"h": _H, "w0": ("Cosmology:w_0",), "wa": ("Cosmology:w_a",)}
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def named_background(path: Path) -> dict[str, float]:
     with opened(path) as file:
         tabulated = content.has(file, "Cosmology") and _is_nan(content.member(file, "Cosmology", GROUP), "w_0")
         places = {name: x for name, x in _BACKGROUND.items() if not (tabulated and name in ("w0", "wa"))}
-        found = {name: _first(file, x, -1e3, 1e3) for name, x in places.items()}
+        found = {name: _first(file, x, -1e3, 1e3) for name, x in places.items()} | {"Omega_m": _matter(file)}
     return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
@@ -169,7 +169,7 @@ def _parse(file: File, unit: Unit, default: float | None) -> SnapshotHeader:
         indexed=indexed,
         particle_shape=lattice,
         mesh_shape=mesh,
-        Omega_m=_first(file, _OMEGA_M, *_OMEGA),
+        Omega_m=_matter(file),
         Omega_b=_first(file, _OMEGA_B, *_OMEGA),
         h=h,
         length=length,
@@ -197,6 +197,12 @@ def _first(file: File, places: Sequence[str], low: float, high: float) -> float:
             if attribute in group.attrs:
                 return content.number(group, attribute, low, high)
     return math.nan
+
+
+def _matter(file: File) -> float:
+    """Density of matter; SWIFT names neutrinos with mass apart."""
+    neutrinos = _first(file, ("Cosmology:Omega_nu_0",), *_OMEGA)
+    return _first(file, _OMEGA_M, *_OMEGA) + (0.0 if math.isnan(neutrinos) else neutrinos)
 
 
 def _is_nan(group: Group, name: str) -> bool:

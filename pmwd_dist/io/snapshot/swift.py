@@ -5,10 +5,22 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
-from pmwd_dist.cosmology.parameters import parameters
-from pmwd_dist.io.snapshot.base import KM_S_PER_H0, TYPES, Attributes, Part, SnapshotFormat, counts, id_type
+from pmwd_dist.cosmology.expansion import background, expansion
+from pmwd_dist.cosmology.parameters import Parameters, parameters
+from pmwd_dist.cosmology.radiation import T_CMB
+from pmwd_dist.io.snapshot.base import (
+    CRITICAL_DENSITY,
+    KM_S_PER_H0,
+    TYPES,
+    Attributes,
+    Part,
+    SnapshotFormat,
+    counts,
+    id_type,
+)
 from pmwd_dist.io.snapshot.units import CM_PER_MPC, GRAM_PER_MASS
 
 _SECOND = CM_PER_MPC / 1e5  # Mpc s/km
@@ -19,7 +31,6 @@ _UNITS = {
     "Unit current in cgs (U_I)": 1.0,
     "Unit temperature in cgs (U_T)": 1.0,
 }
-_RADIATION = ("Omega_r", "Omega_g", "Omega_nu_0", "N_eff", "N_ur", "M_nu_eV", "deg_nu")
 
 
 def _groups(part: Part) -> dict[str, Attributes]:
@@ -77,7 +88,9 @@ def _header(part: Part) -> Attributes:
 
 
 def _cosmology(part: Part) -> dict[str, Any]:
-    tabulated = parameters(part.cosmo).w_table is not None  # which SWIFT can't name: readers compute no other distances
+    own = parameters(part.cosmo)
+    tabulated = own.w_table is not None  # which SWIFT can't name: readers compute no other distances
+    square = float(own.Omega_cb * expansion(background(own), jnp.log(part.a))[0]) / part.a**3  # (H / H0)^2
     w_0, w_a = (math.nan, math.nan) if tabulated else (float(part.cosmo.w0), float(part.cosmo.wa))
     return {
         "Cosmological run": 1,
@@ -85,15 +98,36 @@ def _cosmology(part: Part) -> dict[str, Any]:
         "Scale-factor": part.a,
         "h": part.h,
         "H0 [internal units]": 100 * part.h,
-        "Omega_m": part.Omega_m,
+        "H [internal units]": 100 * part.h * math.sqrt(square),
+        "Critical density [internal units]": CRITICAL_DENSITY * part.h**2 * square,
+        "Omega_m": float(own.Omega_cb),
         "Omega_b": part.Omega_b,
         "Omega_cdm": part.Omega_c,
-        "Omega_lambda": part.Omega_lambda,
+        "Omega_lambda": float(own.Omega_de),
         "Omega_k": float(part.cosmo.Omega_k),
         "w_0": w_0,
         "w_a": w_a,
         "w": w_0,
-        **dict.fromkeys(_RADIATION, 0.0),  # swiftsimio requires these
+        **_radiation(own),
+    }
+
+
+def _radiation(own: Parameters) -> dict[str, float]:
+    """Photons and neutrinos: SWIFT counts neutrinos as massless (ur) or massive (nu), and neither as matter."""
+    photons, neutrinos = (0.0, 0.0) if own.n_eff is None else map(float, own.radiation)
+    n_eff, massive = float(own.n_eff or 0), own.m_nu is not None
+    massless = 0.0 if massive else neutrinos
+    return {
+        "T_CMB_0 [K]": T_CMB * bool(photons),
+        "Omega_g": photons,
+        "Omega_ur": massless,
+        "Omega_r": photons + massless,
+        "Omega_nu_0": float(own.Omega_nu),
+        "N_eff": n_eff,
+        "N_ur": 0.0 if massive else n_eff,
+        "N_nu": float(massive),
+        "M_nu_eV": float(own.m_nu or 0) / 3,
+        "deg_nu": 3.0 * massive,
     }
 
 
