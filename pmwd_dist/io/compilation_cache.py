@@ -37,7 +37,7 @@ def enable_compilation_cache(warn: Callable[[str], None] | None = None) -> None:
     if not config.jax_enable_compilation_cache:
         return
     if (chosen := config.jax_compilation_cache_dir) is not None:
-        if "://" not in chosen and (found := _open_to_others(Path(chosen).absolute())) is not None:
+        if "://" not in chosen and (found := _open_to_others(Path(chosen))) is not None:
             warn(f"JAX_COMPILATION_CACHE_DIR={chosen}: others may write into {found}, and its programs are executed")
         return
     folder = default_folder()
@@ -95,12 +95,12 @@ def _prepare(folder: Path) -> None:
 
 def _open_to_others(folder: Path) -> Path | None:
     """The folder if others may write into it, or the first folder above in which anybody may rename folders."""
-    with suppress(FileNotFoundError):
+    with suppress(OSError):  # not there, or not to be seen
         status = folder.stat()
         if status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022:
             return folder
-    for parent in folder.resolve().parents:
-        with suppress(FileNotFoundError):
+    for parent in (*folder.absolute().parents, *folder.resolve().parents):
+        with suppress(OSError):
             if parent.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
                 return parent
     return None

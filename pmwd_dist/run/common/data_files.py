@@ -164,10 +164,10 @@ def _check_store(store: Path) -> None:
     store.stat()
     for folder, folders, names in os.walk(store, onerror=_raise):
         for path in map(Path(folder).joinpath, (*folders, *names)):
-            mode, where = path.stat(), path.relative_to(store)
-            if path.is_symlink() if stat.S_ISDIR(mode.st_mode) else not stat.S_ISREG(mode.st_mode):
+            status, where = path.stat(), path.relative_to(store)
+            if path.is_symlink() if stat.S_ISDIR(status.st_mode) else not stat.S_ISREG(status.st_mode):
                 raise ValueError(f"has {where}, which is neither a file nor a folder")
-            if path.name in _METADATA and mode.st_size > LARGEST:
+            if path.name in _METADATA and status.st_size > LARGEST:
                 raise ValueError(f"has {where}, which is larger than {LARGEST / 1e6:g} MB")
 
 
@@ -186,7 +186,7 @@ def _check_chunks(folder: Path, array: Any) -> None:
     if array.compressors and not array.shards:
         codec = type(array.compressors[-1]).__name__.lower().removesuffix("codec")
     for path in folder.rglob("*"):
-        if path.is_file() and path.name not in _METADATA:
+        if path.is_file() and path.name != "zarr.json" and not path.name.startswith("."):
             with path.open("rb") as file:
                 content.check_stored(size, path.stat().st_size, codec, file.read(16), str(path.relative_to(folder)))
 
