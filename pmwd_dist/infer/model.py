@@ -134,15 +134,20 @@ class Model(eqx.Module):
             return field, jnp.ones((), bool)
         return field, (status.code if isinstance(status, Status) else status) == Code.SUCCESSFUL
 
-    @on_auto_axes
-    @eqx.filter_jit
     def mock(self, key: Array, position: Position) -> Array:
         """Data drawn from the likelihood, given the noise and parameters of a draw; NaN if the simulation failed."""
+        return self.mock_and_field(key, position)[0]
+
+    @on_auto_axes
+    @eqx.filter_jit
+    def mock_and_field(self, key: Array, position: Position) -> tuple[Array, Array]:
+        """Data as of `mock`, and the predicted field."""
         parameters = self.parameters(position)
         field, fine = self.predict(position["noise"], parameters)
         data = self.likelihood.draw(key, field, parameters, self.config)
         data = of_shape(data, field.shape, "likelihood.draw", "data")
-        return jax.lax.with_sharding_constraint(jnp.where(fine, data, jnp.nan), self._layout_of_data()[1])
+        both = jnp.where(fine, data, jnp.nan), field
+        return jax.lax.with_sharding_constraint(both, self._layout_of_data()[1])
 
     @on_auto_axes
     def condition(self, data: Any) -> Posterior:

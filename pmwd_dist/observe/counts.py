@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import jax
@@ -18,6 +19,8 @@ from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import numbers
 from pmwd_dist.pm import inputs
 
+MAX_CUT = 0.005  # galaxies in negative cells over all galaxies; their cut takes about five times this share of P(k)
+
 
 @on_auto_axes
 def expected_counts(
@@ -30,9 +33,11 @@ def expected_counts(
 ) -> Float[Array, "nx ny nz"]:
     """Mean number of galaxies in each cell of a survey: the rate of a Poisson process, as `jax.random.poisson` draws.
 
+    Cells with a negative density expect no galaxies, and the others as many less as keeps the total number. Counts have
+    the window of the density, cloud-in-cell for `tracer_density`.
+
     Args:
-      density: density of the galaxies in units of their mean, 1 + delta_g; cells with a negative density expect no
-        galaxies. Masked cells may hold any value.
+      density: density of the galaxies in units of their mean, 1 + delta_g. Masked cells may hold any value.
       config: configuration of the simulation.
       number_density: mean number density of the galaxies where the selection is 1 [(h/Mpc)^3].
       selection: observed fraction of the galaxies, on the mesh, or one number for all cells.
@@ -40,6 +45,10 @@ def expected_counts(
 
     Raises:
       ValueError: a field is not on the mesh, or the number density, selection or mask is negative.
+
+    Warns:
+      UserWarning: negative densities hold more than 0.5 % of the galaxies, so that P(k) of the counts is too low; not
+        where the density is traced.
 
     Examples:
       >>> rate = observe.expected_counts(galaxies, config, number_density=1e-3)
@@ -57,7 +66,26 @@ def expected_counts(
         _check_not_negative(factor, name)
         seen = factor > 0 if name == "mask" else seen
         counts = counts * factor
-    return counts * jnp.maximum(jnp.where(seen, density, 0), 0)
+    rate = counts * jnp.where(seen, density, 0)
+    _warn_of_cut(rate)
+    cut = jnp.maximum(rate, 0)
+    total = jnp.sum(cut)
+    return cut * jnp.where(total > 0, jnp.maximum(jnp.sum(rate), 0) / jnp.where(total > 0, total, 1), 1)
+
+
+def negative_shares(rate: Array) -> tuple[Array, Array]:
+    """Share of the cells that are negative, and minus their sum over the sum of all."""
+    return jnp.mean(rate < 0), jnp.sum(jnp.maximum(-rate, 0)) / jnp.abs(jnp.sum(rate))
+
+
+def _warn_of_cut(rate: Array) -> None:
+    if isinstance(rate, Tracer):
+        return
+    with jax.ensure_compile_time_eval():
+        cells, galaxies = map(float, negative_shares(rate))
+    if galaxies > MAX_CUT:
+        text = f"density: 1 + delta_g is negative in {100 * cells:.2g} % of the cells, and P(k) of counts comes out low"
+        warnings.warn(f"{text}; use a larger smoothing of bias_weights, or a smaller bias", stacklevel=4)
 
 
 @on_auto_axes

@@ -105,9 +105,14 @@ def test_counts_follow_selection_and_mask(single: pmd.Decomposition) -> None:
     counts = jax.jit(
         lambda n: pmd.observe.expected_counts(density, config, number_density=n, selection=selection, mask=mask)
     )
-    expected = 0.01 * np.prod(config.cell_size) * np.maximum(density, 0) * selection * mask
+    rate = 0.01 * np.prod(config.cell_size) * density * selection * mask
+    expected = np.maximum(rate, 0) * rate.sum() / np.maximum(rate, 0).sum()  # a cut keeps the number of galaxies
+    assert rate.min() < 0
     np.testing.assert_allclose(counts(0.01), expected, rtol=1e-13)
     np.testing.assert_allclose(jax.jacfwd(counts)(0.01), expected / 0.01, rtol=1e-13)
+    with pytest.warns(UserWarning, match=r"1 \+ delta_g is negative in 23 % of the cells.*use a larger smoothing"):
+        halved = pmd.observe.expected_counts(np.where(density < 0.7, -density, density), config, number_density=0.01)
+    assert float(halved.min()) == 0
 
 
 @pytest.mark.parametrize("hidden", [np.nan, np.inf, -1e30])

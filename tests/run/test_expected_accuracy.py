@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax_cosmo
 import numpy as np
 import problems
@@ -109,6 +110,23 @@ def test_check_warns_of_steps_that_lose_growth(tmp_path: Path) -> None:
     file.write_text('[box]\nsize = 128\nmesh = 8\n[time]\nsolver = "leapfrog"\nsteps = 10\n[devices]\npdims = [1, 1]\n')
     (warning,) = SimulationJob.of(read(file), tmp_path / "out").check()
     assert warning.startswith("warning: 10 steps of leapfrog from a = 0.1 change P(k) by -4.2 %")
+
+
+def test_check_warns_of_counts_below_zero(tmp_path: Path) -> None:
+    """By the standard deviation of the linear field on the lattice, times b1."""
+    file = tmp_path / "a.toml"
+    file.write_text("[box]\nsize = 128\nmesh = 32\nparticles = 16\n[devices]\npdims = [1, 1]\n")
+    plans = [
+        SimulationJob.of(read(file, [f"observe.galaxies={{b1=1, smoothing={x}, number_density=1e-3}}"]), tmp_path / "a")
+        for x in (4.0, 8.0)
+    ]
+    warnings = [[x for x in plan.check() if "observe.galaxies: b1" in x] for plan in plans]
+    config, cosmo = plans[0].simulation.config, plans[0].simulation.cosmo
+    modes = pmd.linear_modes(pmd.white_noise(jax.random.key(0), config), cosmo, config)
+    weights = pmd.observe.bias_weights(modes, pmd.observe.LagrangianBias(b1=1.0), cosmo, config, smoothing=4.0)
+    (deviation,) = (float(text.partition("deviation of ")[2].split()[0]) for text in warnings[0])
+    assert deviation == pytest.approx(float(weights.std()), rel=0.05)
+    assert warnings[1] == []
 
 
 def test_check_warns_of_shells_that_end_before_the_sources(tmp_path: Path) -> None:

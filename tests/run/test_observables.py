@@ -16,6 +16,7 @@ from test_settings import MINIMAL, problems
 
 import pmwd_dist as pmd
 from pmwd_dist.io import checkpoint
+from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.report.tables import read_table
 from pmwd_dist.run.common import manifest, resources
 from pmwd_dist.run.common.folder import StartError
@@ -29,7 +30,8 @@ ALL = (
     "output.slice_thickness=0",
     "output.snapshot=none",
     "observe.multipoles.line_of_sight=x",
-    "observe.galaxies={b1=0.5, number_density=0.1, selection=[[0, 1], [32, 0.25]], mask='mask.npy', k_max=0.6}",
+    "observe.galaxies={b1=0.5, smoothing=4, number_density=0.1, selection=[[0, 1], [32, 0.25]], k_max=0.6}",
+    "observe.galaxies.mask='mask.npy'",
     "observe.bispectrum={shells=2}",
     "observe.cross={}",
     "observe.pdf={bins=4, low=0.1}",
@@ -113,7 +115,7 @@ def test_resumed_on_pencils_is_the_same_to_rounding(whole: SimulationJob, tmp_pa
 def test_values_are_those_of_the_library(whole: SimulationJob):
     simulation, config = whole.simulation, whole.simulation.config
     table = pmd.growth_table(simulation.cosmo)
-    edges, observer = (0.0, 64.0, 200.0), 5.0
+    edges, observer, bias = (0.0, 64.0, 200.0), 5.0, pmd.observe.LagrangianBias(b1=0.5)
     cone = pmd.observe.FlatSkyLightCone(config, edges, pixels=8, observer=observer)
 
     @jax.jit
@@ -122,7 +124,7 @@ def test_values_are_those_of_the_library(whole: SimulationJob):
         solution = pmd.nbody(pmd.lpt(modes, table, config), table, config, accumulate=cone)
         moved = pmd.observe.redshift_space(solution.particles, table, config, line_of_sight="x")
         poles = pmd.observe.power_multipoles(pmd.observe.interlaced_density(moved, config), config, line_of_sight="x")
-        weights = pmd.observe.bias_weights(modes, pmd.observe.LagrangianBias(b1=0.5), table, config)
+        weights = pmd.observe.bias_weights(modes, bias, table, config, smoothing=4.0)
         moved = pmd.observe.redshift_space(solution.particles, table, config)
         galaxies = pmd.observe.tracer_density(moved, weights, config)
         rate = pmd.observe.expected_counts(galaxies, config, number_density=0.1, selection=weight)
@@ -162,6 +164,23 @@ def test_values_are_those_of_the_library(whole: SimulationJob):
     # Sums of 64 cells are Poisson numbers: 3.5 sigma of each.
     along, expected = counts.sum((0, 1)), np.asarray(rate).sum((0, 1))
     assert (np.abs(along - expected) < 3.5 * np.sqrt(expected)).all()
+
+
+def test_counts_have_the_power_of_the_table(tmp_path: Path):
+    """Or are refused, and the smoothing of the message mends it."""
+    galaxies = "observe.galaxies={b1=0.5, number_density=1e3, redshift_space=false}"
+    plan = make(tmp_path / "run", "output.redshifts=0", "output.snapshot=none", galaxies)
+    with pytest.raises(SimulationError, match=r"galaxies at z = 0: 1 \+ delta_g is negative in 16 % of the ") as error:
+        execute(plan, Events())
+    (advice,) = re.findall(r"set (observe.galaxies.smoothing) = ([\d.]+),", str(error.value))
+    execute(resumed(plan.folder, "=".join(advice)), Events(), resume=True)
+    with h5py.File(plan.folder / "counts_z0.000.hdf5") as file:
+        counts = file["counts"][:] / (1e3 * 4**3)
+        assert file["counts"].attrs["window"] == "cloud-in-cell"
+    np.testing.assert_allclose(counts.mean(), 1, atol=3.5 / np.sqrt(1e3 * 32**3))
+    table = read_table(plan.folder / "galaxies_z0.000.csv")
+    power = pmd.power_spectrum(counts, plan.simulation.config).power  # without the window of the counts
+    np.testing.assert_allclose(power[:2], table["P0"][:2], rtol=0.04)
 
 
 @pytest.mark.parametrize(

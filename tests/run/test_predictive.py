@@ -15,7 +15,7 @@ from inferences import LENSING, SMALL, plan_of
 from pmwd_dist import infer
 from pmwd_dist.observe.cross import cross_power
 from pmwd_dist.run.common.folder import Log, prepare_folder
-from pmwd_dist.run.inference.inputs import data_of
+from pmwd_dist.run.inference.inputs import data_of, draw_mock
 from pmwd_dist.run.inference.plan import InferenceJob
 from pmwd_dist.run.inference.predictive import Comparison, compare, some_draws
 from pmwd_dist.run.inference.verdict import find_fit_reasons
@@ -175,3 +175,13 @@ def test_a_misfit_that_is_no_chance_is_a_reason() -> None:
     assert "of the predicted" not in find_fit_reasons({"skewness of residuals": infer.Check(np.nan, -5.0)})[0]
     assert not find_fit_reasons(fit | {"variance of residuals": infer.Check(1.02, 2.5)}) and not find_fit_reasons({})
     assert find_fit_reasons({"variance of residuals": infer.Check(1.02, 2.6)})  # one alone need not be as small
+
+
+def test_a_mock_says_the_share_of_negative_densities(tmp_path: Path) -> None:
+    told: list[str] = []
+    plan = plan_of(tmp_path / "run", "box.size=16", text=COUNTS)
+    mock = draw_mock(plan, told.append)
+    field, _ = plan.model.predict(jnp.asarray(mock["noise"]), {"b1": jnp.asarray(mock["parameters/b1"])})
+    share = 100 * np.mean(np.asarray(field) < 0)
+    assert share > 10
+    assert [line.partition(",")[0] for line in told] == [f"mock: 1 + delta_g is negative in {share:.2g} % of the cells"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from pmwd_dist import infer
 from pmwd_dist._jax.profile import part
 from pmwd_dist.infer.chain.chain import on_devices
+from pmwd_dist.infer.likelihoods import shown
 from pmwd_dist.io.arrays import Arrays, Shapes, fingerprint, read_arrays, reading, write_arrays
+from pmwd_dist.observe.counts import MAX_CUT, negative_shares
 from pmwd_dist.parallel.distributed import from_main, is_main, raise_on_all_processes, to_devices, to_host
 from pmwd_dist.pm.noise import GAUSSIAN, noise_of
 from pmwd_dist.pm.status import SimulationError
@@ -34,7 +37,7 @@ def data_of(plan: InferenceJob, log: Log) -> Arrays:
         return {"data": plan.data["data.file"]}
     truth = {f"parameters/{name}": () for name in plan.model.priors}
     shapes = truth | {"noise": plan.simulation.config.particle_shape}
-    data = _kept(plan, DATA, lambda: draw_mock(plan), shapes, "mock", log)
+    data = _kept(plan, DATA, lambda: draw_mock(plan, log.warn), shapes, "mock", log)
     likelihood = to_host(plan.model.likelihood)
     with start_errors(), reading(plan.folder / DATA, _REMAKE):
         likelihood.check(data["data"], plan.simulation.config)
@@ -75,14 +78,21 @@ def key_of(plan: InferenceJob, purpose: int) -> Array:
     return jax.random.fold_in(jax.random.key(plan.settings.noise.seed), purpose)
 
 
-def draw_mock(plan: InferenceJob) -> Arrays:
-    """Data drawn from the model, and the truth."""
+def draw_mock(plan: InferenceJob, warn: Callable[[str], None] = warnings.warn) -> Arrays:
+    """Data drawn from the model, and the truth; a warning where the cut of negative densities changes counts."""
     truth, simulation = plan.model.draw(key_of(plan, 0), **truth_of(plan)), plan.simulation
     if simulation.field is not None or simulation.kind != GAUSSIAN:  # the universe of a simulation with this [noise]
         truth |= {"noise": noise_of(simulation.noise, simulation.config, simulation.kind)}
-    data = to_host(plan.model.mock(key_of(plan, 1), truth))
+    data, field = to_host(plan.model.mock_and_field(key_of(plan, 1), truth))
     if not np.isfinite(data).all():
         raise SimulationError("the simulation of the mock failed; use a wider devices.halo, or more time.steps")
+    if isinstance(likelihood := plan.model.likelihood, infer.Poisson):
+        cells, galaxies = map(float, negative_shares(field[shown(to_host(likelihood.mask), field.shape)]))
+        if galaxies > MAX_CUT:
+            problem = (
+                f"1 + delta_g is negative in {100 * cells:.2g} % of the cells, where at most 2 % of nbar is expected"
+            )
+            warn(f"mock: {problem}: P(k) of the counts is too low; use a larger model.smoothing, or a smaller b1")
     numbers = {f"parameters/{name}": x for name, x in plan.model.parameters(truth).items()}
     return {"data": data, **to_host({"noise": truth["noise"]} | numbers)}
 

@@ -17,7 +17,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.observe.bias import LagrangianBias, bias_weights, tracer_density
 from pmwd_dist.observe.bispectrum import bispectrum, bispectrum_edges, tree_bispectrum
-from pmwd_dist.observe.counts import expected_counts, weighted_overdensity
+from pmwd_dist.observe.counts import MAX_CUT, expected_counts, negative_shares, weighted_overdensity
 from pmwd_dist.observe.cross import cross_power
 from pmwd_dist.observe.filters import smoothed
 from pmwd_dist.observe.interlacing import interlaced_density
@@ -29,6 +29,7 @@ from pmwd_dist.pm.modes import linear_modes
 from pmwd_dist.pm.noise import noise_of
 from pmwd_dist.pm.paint import density as painted
 from pmwd_dist.pm.particles import Particles
+from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.report.results import POLES
 from pmwd_dist.report.tables import Table
 from pmwd_dist.run.settings import SimulationSettings, SimulationSetup, observables
@@ -156,15 +157,35 @@ def _tracers(section: observables.Galaxies, view: View) -> tuple[Particles, Arra
 
 
 def galaxy_counts(section: observables.Galaxies, view: View) -> Array:
-    """Galaxies in each cell, drawn from the Poisson distributions of the rates: integers, shape mesh_shape."""
+    """Galaxies in each cell, drawn from the Poisson distributions of the rates: integers, shape mesh_shape.
+
+    Raises:
+      SimulationError: the density of the galaxies is negative in so many cells that the counts lose power.
+    """
     config = view.simulation.config
     field = tracer_density(*_tracers(section, view), config)
+    cells, galaxies = map(float, negative_shares(field))
+    if galaxies > MAX_CUT:
+        problem = f"1 + delta_g is negative in {100 * cells:.2g} % of the cells, and P(k) of counts would be too low"
+        remedy = f"{_smoothing_for_counts(section, view)} or a smaller b1, or leave number_density out; then resume"
+        raise SimulationError(f"observe.galaxies at z = {view.z}: {problem}; {remedy}")
     weight = _weight(section, config, view.data)
     selection = 1.0 if weight is None else weight
     rate = expected_counts(field, config, number_density=section.number_density or 0.0, selection=selection)
     # By the output's time, too: the galaxies of two outputs are drawn independently.
     key = jax.random.fold_in(jax.random.key(view.simulation.seed), np.float32(view.a).view(np.uint32))
     return _draw(key, rate, config)
+
+
+def _smoothing_for_counts(section: observables.Galaxies, view: View) -> str:
+    """Advice to set a smoothing that leaves few cells negative, tried in steps of a half; empty without one."""
+    config = view.simulation.config
+    radius = section.smoothing or max(config.cell_size) / 1.5
+    while (radius := float(f"{1.5 * radius:.2g}")) < min(config.box_size) / 4:
+        field = tracer_density(*_tracers(section.model_copy(update={"smoothing": radius}), view), config)
+        if float(negative_shares(field)[1]) <= MAX_CUT / 2:
+            return f"set observe.galaxies.smoothing = {radius:g},"
+    return "set"
 
 
 @partial(jax.jit, static_argnames="config")

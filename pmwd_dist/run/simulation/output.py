@@ -85,7 +85,7 @@ def write_output(
             if output.figures:
                 drawing.draw(folder / name for name in names if name.endswith(".png"))
     if plan.counted is not None:
-        counts = galaxy_counts(plan.counted, view), {"axes": "cells along x, y, z"}
+        counts = galaxy_counts(plan.counted, view), {"axes": "cells along x, y, z", "window": "cloud-in-cell"}
         about = {"box_size": config.box_size, "units": "Mpc/h", "z": z}
         write_fields(folder / f"counts_{label}.hdf5", {"counts": counts}, about)
     if output.snapshot != "none":

@@ -187,7 +187,7 @@ class SimulationJob(Job):
             raise SettingsError(problems)
         simulation = self.simulation
         warnings += cosmology_warnings(self.settings, simulation)
-        warnings += accuracy.bias_warnings(self.settings)
+        warnings += accuracy.bias_warnings(self.settings) + accuracy.counts_warnings(self.settings, simulation)
         warnings += [] if simulation.start is None else [simulation.start.lattice_warning(simulation.config)]
         warnings += coverage_warnings(self.settings, simulation.light_cone, simulation.cosmo)
         return [f"warning: {text}" for text in (*warnings, accuracy.growth_warning(simulation, self.times)) if text]
