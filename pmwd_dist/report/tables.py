@@ -19,20 +19,22 @@ class Table:
       title: title of the table and its figure, which may be empty.
       columns: columns of one length by name, in order.
       units: units by name of the column; columns without a unit are absent.
+      note: explanation of columns, which is written but not read.
     """
 
     title: str
     columns: dict[str, np.ndarray]
     units: dict[str, str]
+    note: str = ""
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.columns[name]
 
 
 def write_table(path: Path, table: Table) -> None:
-    """Write a table as CSV: a comment with its title, if any, a row of names and units, rows of numbers."""
+    """Write a table as CSV: comments with its title and note, if any, a row of names and units, rows of numbers."""
     names = [f"{name} [{table.units[name]}]" if name in table.units else name for name in table.columns]
-    header = (f"# {table.title}\n" if table.title else "") + ",".join(names)
+    header = "".join(f"# {text}\n" for text in (table.title, table.note) if text) + ",".join(names)
     rows = np.stack(list(table.columns.values()), -1)
     with atomic_write(path) as aside:
         np.savetxt(aside, rows, delimiter=",", header=header, comments="", fmt="%.7e")
@@ -49,7 +51,7 @@ def read_table(path: Path) -> Table:
         names, *lines = read_text(path, own=True).splitlines()
         title = ""
         if names.startswith("# "):
-            title, (names, *lines) = names[2:], lines
+            title, (names, *lines) = names[2:], [line for line in lines if not line.startswith("# ")]
         found = [re.fullmatch(r"([^\[\]]+?)(?: \[(.*)\])?", name) for name in names.split(",")]
         pairs = [(match.group(1), match.group(2)) for match in found if match]
         values = np.loadtxt(lines, delimiter=",", ndmin=2).T

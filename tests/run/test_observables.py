@@ -144,7 +144,9 @@ def test_values_are_those_of_the_library(whole: SimulationJob):
         assert file["shear"].shape == (1, 2, 4, 4)
         assert tuple(file.attrs["edges"]) == edges
     found = read_table(whole.folder / "multipoles_z0.000.csv")
+    np.testing.assert_allclose(found["shot noise"], 4**3)
     galaxies = read_table(whole.folder / "galaxies_z0.000.csv")
+    assert "P0 holds no shot noise" in (whole.folder / "galaxies_z0.000.csv").read_text().splitlines()[1]
     assert len(found["k"]) == 3  # to 0.95 of the Nyquist frequency, which the fourth bin has
     assert len(galaxies["k"]) == 2
     for pole, row, seen in zip((0, 2, 4), poles, survey, strict=True):
@@ -168,12 +170,15 @@ def test_values_are_those_of_the_library(whole: SimulationJob):
 
 def test_counts_have_the_power_of_the_table(tmp_path: Path):
     """Or are refused, and the smoothing of the message mends it."""
-    galaxies = "observe.galaxies={b1=0.5, number_density=1e3, redshift_space=false}"
+    galaxies = "observe.galaxies={b1=0.5, number_density=1e-4, redshift_space=false}"
     plan = make(tmp_path / "run", "output.redshifts=0", "output.snapshot=none", galaxies)
     with pytest.raises(SimulationError, match=r"galaxies at z = 0: 1 \+ delta_g is negative in 16 % of the ") as error:
         execute(plan, Events())
+    table = read_table(plan.folder / "galaxies_z0.000.csv")
+    np.testing.assert_allclose(table["shot noise"], 1e4)
+    np.testing.assert_allclose(table["error of P0"], (table["P0"] + 1e4) * np.sqrt(2 / table["modes"]), rtol=0.02)
     (advice,) = re.findall(r"set (observe.galaxies.smoothing) = ([\d.]+),", str(error.value))
-    execute(resumed(plan.folder, "=".join(advice)), Events(), resume=True)
+    execute(resumed(plan.folder, "=".join(advice), "observe.galaxies.number_density=1e3"), Events(), resume=True)
     with h5py.File(plan.folder / "counts_z0.000.hdf5") as file:
         counts = file["counts"][:] / (1e3 * 4**3)
         assert file["counts"].attrs["window"] == "cloud-in-cell"

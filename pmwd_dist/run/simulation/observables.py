@@ -23,6 +23,7 @@ from pmwd_dist.observe.filters import smoothed
 from pmwd_dist.observe.interlacing import interlaced_density
 from pmwd_dist.observe.multipoles import Multipoles, kaiser_multipoles, power_multipoles
 from pmwd_dist.observe.pdf import one_point_pdf
+from pmwd_dist.observe.power import shot_noise
 from pmwd_dist.observe.redshift_space import redshift_space
 from pmwd_dist.parallel.fft import fftfreq3d, pirfft3d
 from pmwd_dist.pm.modes import linear_modes
@@ -36,6 +37,7 @@ from pmwd_dist.run.settings import SimulationSettings, SimulationSetup, observab
 
 Files = Mapping[str, np.ndarray]  # by the keys of the settings that name them
 _MPC3, _PER_MPC = "(Mpc/h)^3", "h/Mpc"
+_SHOT_NOISE = "P0 holds no shot noise: a Poisson sample of the field has P0 + shot noise; its scatter is {} the errors"
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,13 @@ def _matter(section: observables.Multipoles, view: View) -> Table:
     measured = power_multipoles(interlaced_density(moved, config), config, line_of_sight=axis, poles=POLES)
     theory = kaiser_multipoles(simulation.linear_power, simulation.cosmo, config, a=a, line_of_sight=axis, poles=POLES)
     title = f"matter in redshift space along {axis}, z = {view.z}"
-    return _poles(title, measured, theory, 0.0, section.k_max, config)
+    table = _poles(title, measured, theory, 0.0, section.k_max, config)
+    table.columns["shot noise"][:] = shot_noise(config)  # of random particles; ours begin on a lattice
+    return replace(table, note=_SHOT_NOISE.format("not in"))
 
 
 def _poles(
-    title: str, measured: Multipoles, theory: Multipoles, shot_noise: float, k_max: float | None, config: Config
+    title: str, measured: Multipoles, theory: Multipoles, noise: float, k_max: float | None, config: Config
 ) -> Table:
     """Multipoles, the scatter of their modes and linear theory; without empty bins, and those beyond k_max."""
     power, modes = np.asarray(measured.power, float), np.asarray(measured.modes, float)
@@ -93,23 +97,23 @@ def _poles(
     linear = np.asarray(theory.power, float)
     # The angles of linear theory with the amplitude that was measured: quadrupoles of few modes are noise.
     shape = linear / np.where(linear[:1] > 0, linear[:1], 1)
-    errors = _scatter(power[:1] * np.where(np.isfinite(shape), shape, 0), np.maximum(modes, 1), shot_noise)
+    errors = _scatter(power[:1] * np.where(np.isfinite(shape), shape, 0), np.maximum(modes, 1), noise)
     columns |= {f"error of P{pole}": row for pole, row in zip(POLES, errors, strict=True)}
     columns["modes"] = modes
     columns |= {f"linear P{pole}": row for pole, row in zip(POLES, linear, strict=True)}
-    columns["shot noise"] = np.full_like(modes, shot_noise)
+    columns["shot noise"] = np.full_like(modes, noise)
     units = {name: _MPC3 for name in columns if name != "modes"} | {"k": _PER_MPC}
     return Table(title, {name: values[some] for name, values in columns.items()}, units)
 
 
-def _scatter(power: np.ndarray, modes: np.ndarray, shot_noise: float) -> np.ndarray:
+def _scatter(power: np.ndarray, modes: np.ndarray, noise: float) -> np.ndarray:
     """Standard deviations of the multipoles of Gaussian fields (Taruya et al. 2010, eq. C4): (poles, bins).
 
     A mode and its conjugate count twice but scatter as one.
     """
     mu, weights = np.polynomial.legendre.leggauss(16)
     legendre = [np.polynomial.legendre.Legendre.basis(pole)(mu)[:, None] for pole in POLES]
-    of_mu = sum(row * values for row, values in zip(power, legendre, strict=True)) + shot_noise
+    of_mu = sum(row * values for row, values in zip(power, legendre, strict=True)) + noise
     rows = [
         (2 * pole + 1) * np.sqrt(2 / modes * (weights[:, None] / 2 * (of_mu * values) ** 2).sum(0))
         for pole, values in zip(POLES, legendre, strict=True)
@@ -142,7 +146,7 @@ def _galaxies(section: observables.Galaxies, view: View) -> Table:
     table = _poles(title, measured, theory, noise, section.k_max, config)
     # Modes of a part of the box are fewer (Feldman, Kaiser & Peacock 1994, eq. 2.4.5).
     columns = {name: x * scatter if name.startswith("error") else x for name, x in table.columns.items()}
-    return Table(table.title, columns, table.units)
+    return replace(table, columns=columns, note=_SHOT_NOISE.format("in"))
 
 
 def _tracers(section: observables.Galaxies, view: View) -> tuple[Particles, Array]:
