@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
 
@@ -21,8 +22,10 @@ from pmwd_dist.observe import harmonics
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.observe.lensing import lensing_weights
 from pmwd_dist.observe.power import mean
+from pmwd_dist.observe.resolution import LightCone, resolved_share
 from pmwd_dist.parallel.inputs import real
 
+_UNSEEN = 1.6e30
 _SLABS = 200  # intervals of Limber's integral
 
 
@@ -55,13 +58,15 @@ def angular_power(field: Real[Array, ...], *, side: float | None = None, bins: i
       bins: number of bins on a flat sky; bins without modes have ell and power NaN.
 
     Raises:
-      ValueError: the map is not square, or an argument is out of its range.
+      ValueError: the map is not square, holds values that are missing or not finite, or an argument is out of its
+        range; traced values are not checked.
 
     Examples:
       >>> spectrum = observe.angular_power(kappa, side=5.0)
       >>> spectrum.ell, spectrum.power
     """
     values = real(field, "field")
+    _check_complete(values)
     if values.ndim == 1:
         return _of_sphere(values, _nside(values))
     if values.ndim != 2 or values.shape[0] != values.shape[1] or len(values) < 4:
@@ -71,6 +76,17 @@ def angular_power(field: Real[Array, ...], *, side: float | None = None, bins: i
     if bins < 1:
         raise ArgumentError("bins", bins, "must be 1 or more")
     return _angular_power(values, side=math.radians(side), bins=int(bins))
+
+
+def _check_complete(values: Array) -> None:
+    """Raise ValueError where values are not finite, or the mark of missing pixels of HEALPix, -1.6375e30."""
+    if isinstance(values, Tracer):
+        return
+    missing = int(np.sum(~(np.abs(np.asarray(values)) < _UNSEEN)))
+    if missing:
+        constraint = f"holds {missing} values that are not finite, or UNSEEN of HEALPix"
+        remedy = "set them to 0, and divide C_l by the share of the sky that is seen"
+        raise ArgumentError("field", values, constraint, remedy, show_value=False)
 
 
 def _nside(values: Array) -> int:
@@ -108,6 +124,8 @@ def limber_power(
     cosmo: Cosmology | GrowthTable,
     edges: Sequence[float],
     source: float,
+    *,
+    cone: LightCone | None = None,
 ) -> Float[Array, " n"]:
     """C_l of the convergence by linear theory, for the matter between the first edge and the last [steradian].
 
@@ -119,6 +137,8 @@ def limber_power(
       cosmo: cosmology, or its `growth_table`.
       edges: comoving distances of shells [Mpc/h].
       source: redshift of the sources.
+      cone: light cone whose maps the theory is for: it gets the window of their pixels, and lacks waves that exceed the
+        lattice of the particles or are longer than the box. Default: all waves, without a window.
 
     Raises:
       ValueError: the sources are nearer than the nearest shell.
@@ -132,4 +152,6 @@ def limber_power(
     k = (jnp.asarray(ell, dtype=float).reshape(-1)[:, None] + 0.5) / across[None]
     growth = jax.vmap(lambda k, a: jnp.broadcast_to(table.linear(k, a)[0], k.shape), (1, 0), 1)(k, a)
     slab_power = jnp.asarray(power(k.ravel()), dtype=float).reshape(k.shape) * (growth * (weights / across)[None]) ** 2
+    if cone is not None:
+        slab_power = slab_power * resolved_share(np.asarray(ell, float).reshape(-1), np.asarray(k), cone)
     return jnp.sum(slab_power, axis=1) / float(slabs[1] - slabs[0])

@@ -12,6 +12,8 @@ import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist.observe import harmonics, lensing
+from pmwd_dist.observe.healpix import interpolation, rings_of
+from pmwd_dist.observe.resolution import resolved_share
 
 HEALPY = np.load(Path(__file__).parent / "healpy_pixels.npz")
 NSIDE, LMAX = 4, 7
@@ -75,3 +77,39 @@ def test_power_of_a_map():
     np.testing.assert_allclose(found.power, expected, atol=1e-3 * expected.max())
     with pytest.raises(ValueError, match="12 nside"):
         pmd.observe.angular_power(jnp.ones(13))
+
+
+@pytest.mark.parametrize("mark", [-1.6375e30, np.nan, np.inf])
+def test_maps_with_missing_pixels_are_refused(mark: float) -> None:
+    for field, side in ((np.ones(48), None), (np.ones((8, 8)), 1.0)):
+        field.flat[5] = mark
+        with pytest.raises(ValueError, match=r"field holds 1 values that are .* UNSEEN of HEALPix; set them to 0"):
+            pmd.observe.angular_power(jnp.asarray(field), side=side)
+
+
+def test_theory_of_a_map_has_the_window_of_its_pixels(single: pmd.Decomposition) -> None:
+    """Points at the centres of finer pixels, with random harmonics as masses, are painted as a light cone does."""
+    fine, nside, lmax = 32, 8, 12
+    first, count, shift, theta = rings_of(fine)
+    ring = np.repeat(np.arange(len(count)), count)
+    phi = 2 * np.pi * (np.arange(12 * fine**2) - first[ring] + shift[ring] / 2) / count[ring]
+    vector = np.stack([np.sin(theta[ring]) * f(phi) for f in (np.cos, np.sin)] + [np.cos(theta[ring])], -1)
+    modes = np.tril(np.random.default_rng(0).normal(size=(2, lmax + 1, lmax + 1)))
+    modes[1, :, 0] = 0
+    pixels, weights = interpolation(nside, jnp.asarray(vector))
+    masses = harmonics.synthesise(jnp.asarray(modes), fine)[:, None] * weights * (nside / fine) ** 2
+    painted = jnp.zeros(12 * nside**2).at[pixels].add(masses)
+    analysed, weight = harmonics.analyse(painted, nside, lmax), np.where(np.arange(lmax + 1) > 0, 2, 1)
+    found = (np.asarray(analysed) * modes * weight).sum((0, 2)) / (modes**2 * weight).sum((0, 2))
+
+    cone = pmd.observe.SphericalLightCone(pmd.Config(100.0, 8, decomposition=single), [0.0, 100.0], nside)
+    fundamental, nyquist = 2 * np.pi / 100, np.pi * 8 / 100
+    ell, k = np.arange(2.0, lmax + 1), fundamental * np.array([0.6, 0.7, 3.9, 4.8, 7.0])
+    window = resolved_share(ell, np.tile(k, (len(ell), 1)), cone)
+    ratio = window[:, 1] / found[2:] ** 2  # of few modes of a map whose pixels are not all alike
+    np.testing.assert_allclose(ratio[: nside - 1], 1, rtol=0.03)
+    assert ratio.mean() == pytest.approx(1, abs=0.01)
+    assert window[-1, 1] < 0.6
+    # Of directions at 1.2 times the Nyquist frequency, six caps of 1/12 lie beyond the lattice.
+    shares = window / window[:, 1:2]
+    np.testing.assert_allclose(shares[0], [0, 1, 1, 1 - 3 * (1 - nyquist / k[3]), 0], atol=0.05)

@@ -143,8 +143,9 @@ def _lens(
 
 
 def _spectra(maps: Array, simulation: SimulationSetup, sources: tuple[float, ...], side: float | None) -> Table:
-    """C_l of each map, its Gaussian scatter, and C_l of linear theory."""
-    edges = simulation.light_cone.edges if simulation.light_cone else ()
+    """C_l of each map, its Gaussian scatter, and C_l of linear theory with the windows of the maps."""
+    cone = simulation.light_cone
+    assert cone is not None
     columns: dict[str, np.ndarray] = {}
     for z, values in zip(sources, maps, strict=True):
         found = angular_power(values, side=side)
@@ -152,11 +153,14 @@ def _spectra(maps: Array, simulation: SimulationSetup, sources: tuple[float, ...
         some = np.asarray(found.modes) > 0
         ell, power, modes = (np.asarray(x, float)[some] for x in (found.ell, found.power, found.modes))
         # A table ends where nothing is simulated.
-        linear = limber_power(ell, lambda k: np.nan_to_num(simulation.linear_power(k)), simulation.cosmo, edges, z)
+        linear = limber_power(
+            ell, lambda k: np.nan_to_num(simulation.linear_power(k)), simulation.cosmo, cone.edges, z, cone=cone
+        )
         columns |= {"l": ell, "modes": modes, f"C_l z={z:g}": power}
         columns |= {f"error z={z:g}": power * np.sqrt(2 / modes), f"linear z={z:g}": np.asarray(linear, float)}
     where = "the whole sky" if side is None else f"a field of {side:.4g} degrees"
-    return Table(f"convergence of {where}", columns, {})
+    note = "linear: with the window of the pixels, for waves that fit into the box and on the lattice of the particles"
+    return Table(f"convergence of {where}", columns, {}, note)
 
 
 def _binned(power: AngularPower) -> AngularPower:
