@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import numpy as np
 
 from pmwd_dist._files import atomic_write
+from pmwd_dist.observe.symbols import SYMBOLS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,20 +24,6 @@ if TYPE_CHECKING:
 # Okabe & Ito (2008), distinct to colour-blind readers too; without yellow, which is too light for a line.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DPI = 160
-LABELS = {
-    "sigma8": r"\sigma_8",
-    **{f"Omega_{x}": rf"\Omega_{x}" for x in "bckm"},
-    "n_s": "n_s",
-    "w0": "w_0",
-    "wa": "w_a",
-    "b1": "b_1",
-    "b2": "b_2",
-    "bs2": "b_{s^2}",
-    "bnabla2": r"b_{\nabla^2}",
-    "sigma": r"\sigma",
-    "nbar": r"\bar n",
-    "h": "h",
-}
 _SIGNS = {r"\sigma": "&sigma;", r"\Omega": "&Omega;", r"\nabla": "&nabla;", r"\bar n": "n&#772;"}
 P = ParamSpec("P")
 _STYLE: Any = {
@@ -95,12 +82,12 @@ def figure_of(axes: Axes) -> Figure:
 
 def latex(name: str) -> str:
     """Name of a parameter in a figure."""
-    return f"${LABELS[name]}$" if name in LABELS else name
+    return f"${SYMBOLS[name]}$" if name in SYMBOLS else name
 
 
 def markup(name: str) -> str:
     """Name of a parameter in HTML."""
-    text = "log density" if name == "logdensity" else LABELS.get(name, html.escape(name))
+    text = "log density" if name == "logdensity" else SYMBOLS.get(name, html.escape(name))
     for command, sign in _SIGNS.items():
         text = text.replace(command, sign)
     return re.sub(r"\^2", "<sup>2</sup>", re.sub(r"_(?:\{(.*)\}|(\w))", r"<sub>\1\2</sub>", text))

@@ -108,7 +108,7 @@ def test_chains_open_in_arviz(run: tuple[Any, ...], tmp_path: Path) -> None:
 
 def test_chains_open_in_getdist(run: tuple[Any, ...]) -> None:
     _, _, chain = run
-    ours = infer.as_getdist(chain, labels=["c"], ranges={"c": (0.0, None)})
+    ours = infer.as_getdist(chain, labels={"c": "c_0"}, ranges={"c": (0.0, None)})
     assert ours.getParamNames().list() == ["c"] and len(ours.chain_offsets) - 1 == 2
     np.testing.assert_array_equal(ours["c"], chain.parameters["c"].ravel())
     np.testing.assert_array_equal(ours.loglikes, -chain.logdensity.ravel())
@@ -117,6 +117,12 @@ def test_chains_open_in_getdist(run: tuple[Any, ...]) -> None:
     assert marginal.err == pytest.approx(chain.summary()["c"]["sd"], rel=1e-2)
     assert marginal.limits[0].lower < marginal.mean < marginal.limits[0].upper  # of a density that was smoothed
     assert ours.getGelmanRubin() < 0.2
+    several = {"sigma8": chain.parameters["c"], "b1": chain.parameters["c"], "c": chain.parameters["c"]}
+    named = infer.as_getdist(eqx.tree_at(lambda x: x.parameters, chain, several), labels={"c": "c_0"}).getParamNames()
+    assert {x.name: x.label for x in named.names} == {"sigma8": r"\sigma_8", "b1": "b_1", "c": "c_0"}
+    for labels in (["c"], {"b1": "b_1"}):
+        with pytest.raises(ValueError, match=r"labels=.* must be a mapping from some of the parameters \['c'\]; pass"):
+            infer.as_getdist(chain, labels=labels)
     with pytest.raises(ValueError, match=r"chain.parameters={} is empty; the white noise alone has no contours"):
         infer.as_getdist(eqx.tree_at(lambda x: x.parameters, chain, {}))
 

@@ -12,8 +12,9 @@ import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist import observe
+from pmwd_dist.observe.symbols import SYMBOLS
 from pmwd_dist.report.page import write_page
-from pmwd_dist.report.style import LABELS, markup
+from pmwd_dist.report.style import markup
 
 
 def test_ticks_have_the_style_of_the_figure_when_it_is_drawn_later() -> None:
@@ -47,7 +48,7 @@ def test_the_axes_of_a_distribution_end_where_it_does() -> None:
     assert low == pytest.approx(0.3 * np.exp(-100)) and 1 < high < 10
 
 
-@pytest.mark.parametrize("name", LABELS)
+@pytest.mark.parametrize("name", SYMBOLS)
 def test_labels_of_parameters_are_html_without_latex(name: str) -> None:
     assert "\\" not in markup(name) and "{" not in markup(name)
     assert markup("Omega_m") == "&Omega;<sub>m</sub>" and markup("a<b") == "a&lt;b"

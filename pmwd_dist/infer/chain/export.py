@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.chain.chain import Chain
+from pmwd_dist.observe.symbols import SYMBOLS
 
 
 def as_arviz(chain: Chain) -> Any:
@@ -48,16 +50,17 @@ def as_arviz(chain: Chain) -> Any:
     return DataTree.from_dict(groups)
 
 
-def as_getdist(chain: Chain, **options: Any) -> Any:
+def as_getdist(chain: Chain, *, labels: Mapping[str, str] | None = None, **options: Any) -> Any:
     """The parameters of each chain as `getdist.MCSamples`, with minus the log density.
 
     Args:
       chain: chain from `sample` or `load_chain`.
-      options: options of `MCSamples`, such as labels=["b_1"] in the order of `chain.parameters`. Parameters with a
-        bounded prior need ranges={"sigma8": (0.1, None)}, or densities are smoothed beyond the bounds.
+      labels: LaTeX of parameters by name, without dollars; default: the symbols of reports.
+      options: options of `MCSamples`. Parameters with a bounded prior need ranges={"sigma8": (0.1, None)}, or densities
+        are smoothed beyond the bounds.
 
     Raises:
-      ValueError: a chain without parameters.
+      ValueError: a chain without parameters, or labels that are not by names of its parameters.
       ImportError: getdist is not installed.
     """
     from getdist import MCSamples
@@ -65,6 +68,11 @@ def as_getdist(chain: Chain, **options: Any) -> Any:
     if not chain.parameters:
         raise ArgumentError("chain.parameters", {}, "is empty", "the white noise alone has no contours")
     names = list(chain.parameters)
+    if not isinstance(labels := {} if labels is None else labels, Mapping) or set(labels) - set(names):
+        remedy = r'pass {"sigma8": r"\sigma_8"}'
+        raise ArgumentError("labels", labels, f"must be a mapping from some of the parameters {names}", remedy)
+    symbols = [labels.get(name, SYMBOLS.get(name, name)) for name in names]
     samples = np.stack([chain.parameters[name] for name in names], axis=-1)
-    given: dict[str, Any] = {"names": names, "labels": names, "sampler": "mcmc"}
-    return MCSamples(samples=list(samples), loglikes=list(-chain.logdensity), **(given | options))
+    default: dict[str, Any] = {"sampler": "mcmc"}
+    loglikes = list(-chain.logdensity)
+    return MCSamples(samples=list(samples), loglikes=loglikes, names=names, labels=symbols, **(default | options))
