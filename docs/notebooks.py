@@ -29,6 +29,7 @@ def pages(files: list[Path]) -> list[str]:
 def page(file: Path, text: str) -> str:
     """Markdown of a tutorial with this text, in a process of its own."""
     del text  # while pages are served, a tutorial runs again only when it changes
+    sys.stderr.write(f"running {file.name} ...\n")
     done = subprocess.run([sys.executable, __file__, str(file)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{file}: {done.stderr}")

@@ -22,7 +22,7 @@ from runs import make, read, resumed
 
 from pmwd_dist import _files
 from pmwd_dist._files import atomic_write
-from pmwd_dist.run.common import lock, manifest, report
+from pmwd_dist.run.common import folder, lock, manifest, report
 from pmwd_dist.run.common.folder import Event, Log, StartError, hold_folder, prepare_folder, state, status_of
 from pmwd_dist.run.common.report import write_report
 from pmwd_dist.run.settings.simulation_sections import Noise
@@ -328,3 +328,16 @@ def test_no_file_is_written_through_a_link(run: SimulationJob, tmp_path: Path):
         file.write_text("ours")
     assert mine.read_text() == "mine"
     assert (run.folder / "power_z1.000.csv").read_text() == "ours"
+
+
+def test_a_long_stage_is_named_while_it_lasts(run: SimulationJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "_SILENCE", 0.01)
+    named = threading.Event()
+    log = Log(run.folder, lambda event: named.set() if event.text == "maps ..." else None)
+    with log.naming("maps"):
+        assert named.wait(60)
+    monkeypatch.setattr(folder, "_SILENCE", 60)
+    logged: list[Event] = []
+    with Log(run.folder, logged.append).naming("short"):
+        pass
+    assert logged == []

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 from pmwd_dist._files import append_text, atomic_write, read_bytes, read_text, temporary
@@ -146,6 +147,9 @@ class Event:
 Listener = Callable[[Event], None]
 
 
+_SILENCE = 5.0  # longest time without a line [s]
+
+
 class Log:
     """Calls the listener with each event and appends it to log.jsonl; run.json holds start, verdict and end."""
 
@@ -175,8 +179,19 @@ class Log:
         self("warning", f"warning: {message}", message=message)
 
     def begin(self, what: str) -> None:
-        """Log the beginning of a stage of an inference, which may take long."""
+        """Log the beginning of a stage that may take long."""
         self("begin", f"{what} ...", stage=what)
+
+    @contextmanager
+    def naming(self, what: str) -> Generator[None]:
+        """Log the beginning of a stage that takes longer than five seconds, when these are over."""
+        timer = Timer(_SILENCE, self.begin, [what])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def stage(self, what: str, seconds: float) -> None:
         """Log the end of a stage of an inference before its chains."""

@@ -129,7 +129,8 @@ class Progress:
 def run(plan: SimulationJob, log: Log, control: Control, saved: Saved | None) -> None:
     """Take all steps from a checkpoint, or from the initial conditions, and write the outputs. Collective."""
     with _communication(plan.simulation.config):
-        progress = _begin(plan, log) if saved is None else _restore(plan, log, *saved)
+        with log.naming("initial conditions" if saved is None else "checkpoint"):
+            progress = _begin(plan, log) if saved is None else _restore(plan, log, *saved)
         if is_automatic(plan.simulation.config):
             now, a = largest_displacement(progress.at_step_end().disp, progress.config), plan.times[progress.step]
             _set_halo(plan, progress, expected_displacement(now, a, progress.schedule.table, progress.config), log)
@@ -232,7 +233,8 @@ def _advance_all(plan: SimulationJob, progress: Progress, log: Log, control: Con
         _output_if_due(plan, progress, log, writer)  # also on resuming: the output may be what failed
         while progress.step < plan.steps:
             control.raise_if_stopped(f"after step {progress.step} of {plan.steps}")
-            _step(plan, progress, log)
+            with log.naming(f"step {progress.step + 1}/{plan.steps}"):
+                _step(plan, progress, log)
             if writer.finished():
                 writer.finish()
             _output_if_due(plan, progress, log, writer)
@@ -292,13 +294,15 @@ def _output_if_due(plan: SimulationJob, progress: Progress, log: Log, writer: Wr
         rest, done = progress.at_step_end(), np.int32(progress.step)
         moving = partial(host.observed, rest, progress.schedule, done)
         a = plan.times[progress.step]
-        files = write_output(replace(plan, simulation=simulation), rest, moving, a, z, writer)
+        with log.naming(f"output at z {z:.3f}"):
+            files = write_output(replace(plan, simulation=simulation), rest, moving, a, z, writer)
         writer.pending = progress.step, progress.status, partial(_log_output, log, progress.step, z, files, began)
     if progress.shells is not None:  # steps can't be reversed if the output fails: nothing takes mass from shells
         writer.finish()
         if progress.step == plan.steps:
             began = time.perf_counter()
-            files = write_light_cone(plan, progress.shells)
+            with log.naming("light cone: convergence, shear and angular power spectra"):
+                files = write_light_cone(plan, progress.shells)
             _log_output(log, progress.step, 1 / plan.times[-1] - 1, files, began)
 
 
