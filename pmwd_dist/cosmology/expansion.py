@@ -32,26 +32,26 @@ def background(cosmo: Parameters) -> Background:
     """Parameters of the expansion of a cosmology."""
     matter = cosmo.Omega_cb
     w = jnp.stack([cosmo.w0, cosmo.wa]) if cosmo.w_table is None else cosmo.w_table
-    found = Background(cosmo.Omega_k / matter, cosmo.Omega_de / matter, w)
+    universe = Background(cosmo.Omega_k / matter, cosmo.Omega_de / matter, w)
     if cosmo.n_eff is None:
-        return found
+        return universe
     photons, neutrinos = cosmo.radiation
-    found = found._replace(radiation=(photons + neutrinos) / matter)
+    universe = universe._replace(radiation=(photons + neutrinos) / matter)
     if cosmo.m_nu is None:
-        return found
-    return found._replace(neutrinos=jnp.stack([neutrinos / matter, cosmo.mass_over_temperature]))
+        return universe
+    return universe._replace(neutrinos=jnp.stack([neutrinos / matter, cosmo.mass_over_temperature]))
 
 
-def expansion(of: Background, x: Array) -> tuple[Array, Array, Array]:
+def expansion(universe: Background, x: Array) -> tuple[Array, Array, Array]:
     """E^2 / (Omega_cb a^-3), E'/E + 3/2 and m - 3/2 at x = ln a, without cancellation."""
     a = jnp.exp(x)
-    w, integral = _equation_of_state(of.w, a, x)
-    curvature, dark_energy = of.curvature * a, of.dark_energy * jnp.exp(-3 * integral)
+    w, integral = _equation_of_state(universe.w, a, x)
+    curvature, dark_energy = universe.curvature * a, universe.dark_energy * jnp.exp(-3 * integral)
     square = 1 + curvature + dark_energy
     slope = curvature - 3 * w * dark_energy
     others = curvature + dark_energy
-    if of.radiation is not None:
-        density, slopes = _radiation(of.radiation, of.neutrinos, a)
+    if universe.radiation is not None:
+        density, slopes = _radiation(universe.radiation, universe.neutrinos, a)
         square, slope, others = square + density, slope + slopes, others + density
     return square, slope / (2 * square), -1.5 * others / square
 
@@ -91,7 +91,7 @@ def _radiation(radiation: Array, neutrinos: Array | None, a: Array) -> tuple[Arr
     return density + excess, -density - excess + slope * massless / a
 
 
-def at_equality(of: Background, x: Array) -> Array:
-    """u - 1 for u = D1 / a of Meszaros (1974): 2/3 of the density of radiation over matter."""
-    assert of.radiation is not None
-    return 2 / 3 * of.radiation * jnp.exp(-x)
+def meszaros_excess(universe: Background, x: Array) -> Array:
+    """u - 1 at x = ln a for the growing mode u = D1 / a = 1 + 2/3 rho_radiation / rho_matter (Meszaros 1974)."""
+    assert universe.radiation is not None
+    return 2 / 3 * universe.radiation * jnp.exp(-x)

@@ -18,7 +18,7 @@ from pmwd_dist._jax.arithmetic import rows
 from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.derivatives import forward_derivatives
 from pmwd_dist.cosmology import collocation, neutrinos
-from pmwd_dist.cosmology.expansion import Background, at_equality, background, expansion
+from pmwd_dist.cosmology.expansion import Background, background, expansion, meszaros_excess
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters, check_numbers, parameters
 
 # Nodes of the tables in ln a, including a = 1.
@@ -27,11 +27,25 @@ _BELOW, _ABOVE = 460, 36
 LAST = 2.0  # largest scale factor of the tables
 _NODES = _STEP * np.arange(-_BELOW, _ABOVE + 1)  # collocation.FIRST ... collocation.LAST
 
-# Orders of D1, D2, D3a, D3b and D3c.
-_ORDERS = (1, 2, 3, 3, 3)
-# For each factor: order n, whether it is tabulated over u = D1 / a, rate of its slope, and the coefficients of u^2, u^3
-# and u^2 q2 in its source beside the factor itself.
-_COEFFICIENTS = ((1, 1, 0, 0, 0, 0), (2, 1, 1, -1, 0, 0), (3, 1, 2, 0, -2, 0), (3, 1, 2, 0, 2, -2), (3, 0, 3, 0, -1, 0))
+
+class _Equation(NamedTuple):
+    """Equation of a growth factor D of order n: L D = m (own D + square D1^2 + cube D1^3 + mixed D1 D2)."""
+
+    n: int
+    own: int
+    square: int = 0
+    cube: int = 0
+    mixed: int = 0
+
+
+_EQUATIONS = (
+    _Equation(n=1, own=1),  # L D1 = m D1
+    _Equation(n=2, own=1, square=-1),  # L D2 = m (D2 - D1^2)
+    _Equation(n=3, own=1, cube=-2),  # L D3a = m (D3a - 2 D1^3)
+    _Equation(n=3, own=1, cube=2, mixed=-2),  # L D3b = m (D3b + 2 D1 (D1^2 - D2))
+    _Equation(n=3, own=0, cube=-1),  # L D3c = -m D1^3
+)
+_ORDERS = tuple(equation.n for equation in _EQUATIONS)
 
 
 class Growth(NamedTuple):
@@ -123,7 +137,7 @@ class GrowthTable(eqx.Module):
         u = self.factors[0, 0, 0]
         if self.cosmo.n_eff is None:
             return u
-        return u / (1 + at_equality(background(self.cosmo), jnp.asarray(_NODES[0], u.dtype)))
+        return u / (1 + meszaros_excess(background(self.cosmo), jnp.asarray(_NODES[0], u.dtype)))
 
     def E(self, a: ArrayLike) -> Array:
         """Expansion rate H(a) [H0]."""
@@ -230,23 +244,24 @@ def parameters_of(cosmo: Cosmology | GrowthTable) -> Parameters:
 
 @partial(jax.jit, static_argnames="order")
 def _tabulate(cosmo: Parameters, order: int) -> GrowthTable:
-    of = background(cosmo)
-    values, pack = ravel_pytree(of)
+    universe = background(cosmo)
+    values, pack = ravel_pytree(universe)
     factors = forward_derivatives(lambda values: _factors(pack(values), order))(values)
     if cosmo.m_nu is None:
         return GrowthTable(cosmo, factors)
-    return GrowthTable(cosmo, factors, neutrinos.linear_response(of, cosmo.Omega_cb))
+    return GrowthTable(cosmo, factors, neutrinos.linear_response(universe, cosmo.Omega_cb))
 
 
-def _factors(of: Background, order: int) -> Array:
+def _factors(universe: Background, order: int) -> Array:
     """The growth factors at the nodes of the table.
 
     With L D2 - m D2 = S and D2 = D1 g, (a^2 E D1^2 g')' = a^2 E D1 S: two first-order equations, one after the other.
-    The factors of third order are solved alike. All unknowns are relative to their powers of a, and the matrices act on
-    differences from an Einstein-de Sitter universe.
+    D3a and D3b are solved alike, and D3c without D1. All unknowns are relative to their powers of a, and the matrices
+    act on differences from an Einstein-de Sitter universe.
     """
-    dtype = of.w.dtype
-    square, h, m = expansion(of, jnp.asarray(collocation.nodes(), dtype))
+    dtype = universe.w.dtype
+    nodes = jnp.asarray(collocation.nodes(), dtype)
+    square, h, m = expansion(universe, nodes)
     E = jnp.sqrt(square)
 
     def integrate(rate: float, y: Array, constant: float) -> Array:
@@ -257,7 +272,7 @@ def _factors(of: Background, order: int) -> Array:
     # With radiation, u and v are differences from the solution of Meszaros, which holds for radiation and matter.
     slope = jnp.asarray(collocation.inverse(2.5), dtype)
     value = jnp.asarray(collocation.inverse(0.0) @ collocation.inverse(2.5), dtype)
-    early = at_equality(of, jnp.asarray(collocation.nodes(), dtype)) if of.radiation is not None else None
+    early = None if universe.radiation is None else meszaros_excess(universe, nodes)
     source = m - h if early is None else m - h + (1.5 + m) * early
     y = collocation.solve_volterra(h[:, None] * slope + (h - m)[:, None] * value, source)
     v, u = collocation.matmul(slope, y), 1 + collocation.matmul(value, y)
@@ -269,36 +284,36 @@ def _factors(of: Background, order: int) -> Array:
     q2 = integrate(1.0, p2, -3 / 7)
     one, zero = jnp.ones_like(u), jnp.zeros_like(u)
     if order == 2:
-        return _at_table_nodes(of, jnp.stack([u, v]), jnp.stack([one, q2]), jnp.stack([zero, p2]))
+        return _at_table_nodes(universe, jnp.stack([u, v]), jnp.stack([one, q2]), jnp.stack([zero, p2]))
     r = moment / E
     q3c = integrate(3.0, r, -3 / 7)
     p3a = integrate(4.5, -3 * u**4 / E, -3.0) / (E * u**2)
     p3b = integrate(4.5, 3 * u**3 * (u - q2) / E, 30 / 7) / (E * u**2)
     q3a, q3b = integrate(2.0, p3a, -2 / 3), integrate(2.0, p3b, 20 / 21)
     return _at_table_nodes(
-        of, jnp.stack([u, v]), jnp.stack([one, q2, q3a, q3b, q3c]), jnp.stack([zero, p2, p3a, p3b, r])
+        universe, jnp.stack([u, v]), jnp.stack([one, q2, q3a, q3b, q3c]), jnp.stack([zero, p2, p3a, p3b, r])
     )
 
 
-def _at_table_nodes(of: Background, linear: Array, q: Array, p: Array) -> Array:
+def _at_table_nodes(universe: Background, linear: Array, q: Array, p: Array) -> Array:
     """The growth factors over a^n, with two derivatives, from values at the nodes of collocation.
 
     One formula with coefficients for each factor: a formula for each factor is a kernel to compile for each.
 
     Args:
-      of: parameters of the expansion.
+      universe: parameters of the expansion.
       linear: u = D1 / a and its slope.
-      q: D / (a^n u) for each factor, D / a^n for the last one.
-      p: q' + (n - 1) q for each factor, q' + 3 q for the last one.
+      q: D / (a^n u) for each factor, D / a^n for D3c.
+      p: q' + (n - 1) q for each factor, q' + n q for D3c.
     """
-    x = jnp.asarray(_NODES, of.w.dtype)
+    x = jnp.asarray(_NODES, universe.w.dtype)
     known = collocation.matmul(collocation.interpolation(_NODES), jnp.concatenate([linear, q, p]).T).T
     u, v, (q, p) = known[:1], known[1:2], (known[2 : 2 + len(q)], known[2 + len(q) :])
-    n, has_u, rate, square, cube, mixed = np.array(_COEFFICIENTS[: len(q)], float).T[..., None].astype(x.dtype)
-    U = (has_u * u + (1 - has_u)) * q
-    V = has_u * v * q + (has_u * u + (1 - has_u)) * (p - rate * q)
-    source = has_u * U + u**2 * (square + cube * u + mixed * q[1:2])
-    _, h, m = expansion(of, x)
+    n, own, square, cube, mixed = np.array(_EQUATIONS[: len(q)], float).T[..., None].astype(x.dtype)
+    U = (own * u + (1 - own)) * q
+    V = own * v * q + (own * u + (1 - own)) * (p - (n - own) * q)
+    source = own * U + u**2 * (square + cube * u + mixed * q[1:2])
+    _, h, m = expansion(universe, x)
     h, m = h[None] + 0.5, m[None] + 1.5
     W = m * source - (2 * n + h) * V - n * (n + h) * U
     return jnp.moveaxis(jnp.stack([U, V, W]) / (u[:, _BELOW, None] ** n)[None], -1, 0)

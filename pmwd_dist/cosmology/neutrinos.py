@@ -24,7 +24,7 @@ from jaxtyping import Array, Float
 from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.derivatives import forward_derivatives
 from pmwd_dist.cosmology.collocation import solve_volterra
-from pmwd_dist.cosmology.expansion import Background, at_equality, expansion
+from pmwd_dist.cosmology.expansion import Background, expansion, meszaros_excess
 from pmwd_dist.cosmology.radiation import fermi_dirac
 from pmwd_dist.cosmology.transfer import cubic
 
@@ -81,26 +81,26 @@ def _in_time(table: Array, a: Array) -> Array:
     return (1 - t) * table[i] + t * table[i + 1]
 
 
-def linear_response(of: Background, Omega_cb: Array) -> LinearResponse:
+def linear_response(universe: Background, Omega_cb: Array) -> LinearResponse:
     """The response in a universe with parameters of its expansion and a density of cold matter."""
-    values, pack = ravel_pytree((of, Omega_cb))
+    values, pack = ravel_pytree((universe, Omega_cb))
     tables = forward_derivatives(lambda values: _respond(*pack(values)))(values)
     return LinearResponse(tables[0], tables[1], tables[2], tables[3, :, 0])
 
 
-def _respond(of: Background, Omega_cb: Array) -> Array:
+def _respond(universe: Background, Omega_cb: Array) -> Array:
     """Tables of `LinearResponse`, stacked; the density has the same value at all wavenumbers."""
-    assert of.neutrinos is not None
-    dtype, (neutrinos, mass) = Omega_cb.dtype, of.neutrinos
+    assert universe.neutrinos is not None
+    dtype, (neutrinos, mass) = Omega_cb.dtype, universe.neutrinos
     x = jnp.asarray(_X, dtype)
     a = jnp.exp(x)
-    s, path = _paths(of, mass)
+    s, path = _paths(universe, mass)
     excess = (fermi_dirac(mass * a)[0] - 1) * neutrinos / a  # density of neutrinos by their mass, over cold matter
-    speed = 1 / (a**2 * jnp.sqrt(a**-3 * expansion(of, x)[0]))  # ds / d ln a
+    speed = 1 / (a**2 * jnp.sqrt(a**-3 * expansion(universe, x)[0]))  # ds / d ln a
     weight = jnp.asarray(np.where(np.arange(len(_X)) == 0, 0.5, 1) * _STEP, dtype)
     causal = jnp.asarray(np.tri(len(_X), k=-1), dtype)
     kernel = causal * (s[:, None] - s[None]) * (1.5 * a * speed * weight)[None]
-    early = at_equality(of, x[:1])  # growing mode a (1 + early)
+    early = meszaros_excess(universe, x[:1])  # growing mode a (1 + early)
     start = a[0] * (1 + early) + a[0] / speed[:1] * (s - s[0])
 
     def contrasts(k: Array | None) -> tuple[Array, Array]:
@@ -122,11 +122,11 @@ def _respond(of: Background, Omega_cb: Array) -> Array:
     return jnp.stack([growth, slope, (source / cold).T, density])
 
 
-def _paths(of: Background, mass: Array) -> tuple[Array, Array]:
+def _paths(universe: Background, mass: Array) -> tuple[Array, Array]:
     """s sqrt(Omega_cb) and the free path at the nodes, 0 at the last one, by Simpson's rule."""
     x = jnp.asarray(_STEP / 2 * np.arange(-2 * _BELOW, 2 * _ABOVE + 1), mass.dtype)
     a = jnp.exp(x)
-    speed = 1 / (a**2 * jnp.sqrt(a**-3 * expansion(of, x)[0]))
+    speed = 1 / (a**2 * jnp.sqrt(a**-3 * expansion(universe, x)[0]))
     rates = jnp.stack([speed, speed * a / jnp.sqrt((mass * a) ** 2 + _MOMENTUM**2)])
     steps = _STEP / 6 * (rates[:, :-1:2] + 4 * rates[:, 1::2] + rates[:, 2::2])
     past = jnp.cumsum(steps[:, ::-1], axis=1)[:, ::-1]
