@@ -152,11 +152,11 @@ class Laboratory:
         began = time.perf_counter()
         particles = pmd.lpt(self.modes(case.spacing, case.refine), self.table, lattice, a=case.a_start)
         schedule = host.make_schedule(self.table, times, config, solver.coefficients)
-        moved = host.first_drift(exact(particles, config), successful(times.dtype), schedule, 0, config)
+        moved = host.half_drift(exact(particles, config), successful(times.dtype), schedule, 0, config)
         for done in range(len(times) - 1):
             moved = jax.block_until_ready(host.advance(moved, schedule, done, config))
         moved.status.raise_if_failed()
-        particles = host.observed(host.halt(moved, config), schedule, len(times) - 1)
+        particles = host.with_units(host.undo_half_drift(moved, config), schedule, len(times) - 1)
         seconds = time.perf_counter() - began
         painted = self.config(Case(case.spacing, refine=case.refine), str(Fraction(2, case.refine)))
         return pmd.density(particles, painted), seconds

@@ -34,7 +34,7 @@ from pmwd_dist.pm.gravity import solve
 from pmwd_dist.pm.paint import block_geometry
 from pmwd_dist.pm.particles import ExactParticles, resolution
 from pmwd_dist.pm.status import successful
-from pmwd_dist.pm.stepping.step import Moved, Step, step
+from pmwd_dist.pm.stepping.step import MidStep, Step, take_step
 from pmwd_dist.run.common import measure
 from pmwd_dist.run.simulation import bench
 
@@ -115,9 +115,9 @@ def of_a_step(disp: jax.Array, config: pmd.Config) -> Iterator[Stage]:
 
     def whole_step(particles: Any) -> Any:
         zero, one = jnp.zeros((), disp.dtype), jnp.ones((), disp.dtype)
-        moved = Moved(particles, zero, one, zero, successful(disp.dtype))
-        moved, _ = step(Step(zero, zero, zero, one, one), zero, moved, config)
-        return moved.particles, moved.max_displacement
+        mid = MidStep(particles, zero, one, zero, successful(disp.dtype))
+        mid, _ = take_step(mid, Step(zero, zero, zero, one, one), zero, config)
+        return mid.particles, mid.max_displacement
 
     filtered = decomposition.shard_map(lambda mesh: solve(mesh, config)[0], spec, spec)
     yield Stage("step", "paint", paint, (disp,))

@@ -29,7 +29,9 @@ Vector3 = tuple[float, float, float]
 def force_transpose(
     disp: Float[Array, "px py pz 3"], weight: Float[Array, "px py pz 3"], geometry: Geometry, cell_size: Vector3
 ) -> Float[Array, "ux uy uz"]:
-    """Pull the cotangents of a force, the weights of the particles where it acts, back to the potential.
+    """Pull the cotangents of a force, the weights w_p of the particles where it acts, back to the potential.
+
+    With the differences D_i of `stencil.gradient`, phi' = sum_i D_i^T sum_p w_pi W(x_p - c).
 
     Returns:
       The cotangent of the potential, with WIDTH cells more than the mesh on each side of an axis that isn't periodic.

@@ -25,7 +25,7 @@ from pmwd_dist._jax.order import barrier
 from pmwd_dist.ops.cic.geometry import VALUE, Geometry, attributes
 from pmwd_dist.ops.cic.primitives import read
 from pmwd_dist.ops.kernels import native_targets
-from pmwd_dist.ops.momenta import count, momentum, pack, rounded
+from pmwd_dist.ops.momenta import momentum, pack, rounded, to_integers
 from pmwd_dist.ops.rounding import max_abs, round_straight_through
 
 
@@ -78,7 +78,7 @@ def _reference(
     c = KickDrift(*step)
     kick = jnp.where(c.good != 0, c.kick * force, 0)
     by, missing = rounded(kick)
-    momenta = pack(count(momenta) + by, (momentum(momenta, 1 / c.inverse) * c.inverse + kick) * c.after)
+    momenta = pack(to_integers(momenta) + by, (momentum(momenta, 1 / c.inverse) * c.inverse + kick) * c.after)
     p = momentum(momenta, c.after) + missing
     disp = disp + resolution * round_straight_through(c.last * p)
     disp = disp + resolution * round_straight_through(c.first * p)

@@ -24,25 +24,25 @@ def bits(dtype: Any) -> int:
     return 8 * np.dtype(dtype).itemsize - 1
 
 
-def count(packed: Any) -> Array:
-    """The integers."""
+def to_integers(packed: Any) -> Array:
+    """The integers m of momenta p = m * unit."""
     one = _ONE[packed.dtype.itemsize]
     return jax.lax.bitcast_convert_type(packed, one.dtype) - one
 
 
 def in_range(packed: Array) -> Array:
     """Whether each integer is within 63/64 of half the range, beyond which its bits may be a NaN's."""
-    number = count(packed)
+    number = to_integers(packed)
     limit = number.dtype.type(63) << (bits(packed.dtype) - 7)
     return (number < limit) & (number > -limit)
 
 
 @jax.custom_jvp
-def pack(count: Array, momentum: Any) -> Array:
+def pack(integers: Array, momentum: Any) -> Array:
     """An array that holds integers, with the derivatives of `momentum`."""
     del momentum
-    dtype = {np.dtype(np.int32): np.float32, np.dtype(np.int64): np.float64}[count.dtype]
-    return jax.lax.bitcast_convert_type(count + _ONE[count.dtype.itemsize], dtype)
+    dtype = {np.dtype(np.int32): np.float32, np.dtype(np.int64): np.float64}[integers.dtype]
+    return jax.lax.bitcast_convert_type(integers + _ONE[integers.dtype.itemsize], dtype)
 
 
 @pack.defjvp
@@ -53,7 +53,7 @@ def _pack_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Arra
 @jax.custom_jvp
 def momentum(packed: Any, unit: Any) -> Array:
     """The momenta, for their unit [Mpc/h]; the array's tangents include the change of the unit."""
-    return count(packed).astype(packed.dtype) * unit
+    return to_integers(packed).astype(packed.dtype) * unit
 
 
 @momentum.defjvp
@@ -62,7 +62,7 @@ def _momentum_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[
 
 
 def rounded(x: Array) -> tuple[Array, Array]:
-    """The nearest integers, and 0, or NaN where x isn't in the range of `count` or isn't finite."""
+    """The nearest integers, and 0, or NaN where x isn't in the range of `to_integers` or isn't finite."""
     one = _ONE[x.dtype.itemsize]
     x = jax.lax.stop_gradient(x)
     inside = jnp.abs(x) < 2.0 ** (bits(x.dtype) - 1)

@@ -23,7 +23,7 @@ from pmwd_dist._jax.order import barrier
 from pmwd_dist.ops.cic.geometry import Geometry
 from pmwd_dist.ops.cic.primitives import read
 from pmwd_dist.ops.kick_drift import step_targets
-from pmwd_dist.ops.momenta import count, momentum, pack, rounded
+from pmwd_dist.ops.momenta import momentum, pack, rounded, to_integers
 from pmwd_dist.ops.rounding import round_straight_through
 
 # Sites of a block of the kernels, each with partial sums.
@@ -57,16 +57,16 @@ class UndoDrift(NamedTuple):
       weight: coefficient of the force in the momenta after the kick.
       scale: unit of the momenta after the kick over the unit before.
       before: unit of the momenta before the kick.
-      first_q: minus the drift before the kick, in units of the spacing of displacements.
-      last_q: minus the drift at the end of the step before, in the same units.
+      undo_first: -first / resolution: an integer is subtracted, exactly.
+      undo_last: -last / resolution, for the last drift of the step before.
       good: 1, or 0 where there was no kick.
     """
 
     weight: Array
     scale: Array
     before: Array
-    first_q: Array
-    last_q: Array
+    undo_first: Array
+    undo_last: Array
     good: Array
 
 
@@ -81,14 +81,14 @@ def undo_kick(
 ) -> tuple[Float[Array, "px py pz 3"], Float[Array, "px py pz 3"], Float[Array, "px py pz 3"], Float[Array, 3]]:
     """Reverse a kick, and pull cotangents back through the drift after it and the slopes of the force.
 
-    Force and displacements are those at the kick, integer momenta the ones after it, and cotangents the ones after the
-    drift at the end.
+        v1' += last x1';  m0 = m1 - rint(kick F(x));  x' = x1' + weight sum_i v1'_i dF_i/dx
+
+    Force F and displacements x are those at the kick, integer momenta m1 the ones after it, with v1 = m1 after and
+    v0 = m0 before, and cotangents x1', v1' the ones after the drift at the end.
 
     Returns:
-      The integer momenta before the kick; cotangents of the displacements, without the part through the mesh;
-      cotangents of the momenta after the kick, which are the weights of the particles for that part; and three sums
-      over the particles: the latter cotangents times the force, the same times the momenta before the kick, and ct_disp
-      times the momenta after it.
+      m0; x', without the part through the mesh; v1', the weights of the particles for that part; and the sums over the
+      particles of v1' F, v1' v0 and x1' v1.
     """
     reference = partial(_undo_kick_reference, geometry=geometry)
     run = with_derivatives_of(reference, _undo_kick_p, geometry=geometry, resolution=1.0)
@@ -108,12 +108,13 @@ def undo_drift(
 ) -> tuple[Float[Array, "px py pz 3"], Float[Array, "px py pz 3"], Float[Array, "px py pz 3"], Float[Array, 1]]:
     """Add the cotangents through the mesh, pull all back through a drift, and reverse it and the drift before.
 
-    Displacements are those where the force acts, integer momenta the ones before the kick, and cotangents of the
-    particles from `undo_kick`; `field` is the cotangent of the painted mesh.
+        x' += weight dg/dx;  v0' = scale v1' + first x';  x -= first v0;  x -= last v0
+
+    Displacements x are those where the force acts, integer momenta m0 = v0 / before the ones before the kick, x' and
+    v1' from `undo_kick`; `field` is the cotangent g of the painted mesh, read at x.
 
     Returns:
-      Displacements before both drifts, cotangents before the first drift, and the sum over the particles of the
-      cotangents of the displacements times the momenta.
+      x before both drifts; x' and v0' before the first drift; and the sum over the particles of x' v0.
     """
     reference = partial(_undo_drift_reference, geometry=geometry, resolution=resolution)
     run = with_derivatives_of(reference, _undo_drift_p, geometry=geometry, resolution=resolution)
@@ -147,8 +148,8 @@ def undo_drift_and_kick(
 def drifted_back(disp: Array, momenta: Array, coefficients: UndoDrift, resolution: float) -> Array:
     """Displacements before both drifts."""
     c, p = coefficients, momentum(momenta, coefficients.before)
-    disp = disp + resolution * round_straight_through(c.first_q * p)
-    return disp + resolution * round_straight_through(c.last_q * p)
+    disp = disp + resolution * round_straight_through(c.undo_first * p)
+    return disp + resolution * round_straight_through(c.undo_last * p)
 
 
 def _undo_kick_reference(
@@ -161,7 +162,7 @@ def _undo_kick_reference(
     ct_vel = ct_vel + c.last * ct_disp
     force = jnp.where(c.good != 0, force, 0)
     kick = c.kick * force
-    momenta = pack(count(momenta) - rounded(kick)[0], (kicked / c.after - kick) * c.before)
+    momenta = pack(to_integers(momenta) - rounded(kick)[0], (kicked / c.after - kick) * c.before)
     ct_disp = ct_disp + jnp.where(c.good != 0, c.weight * pull(ct_vel)[0], 0)
     sums = jnp.stack([jnp.sum(ct_vel * force), jnp.sum(ct_vel * momentum(momenta, c.before)), ends])
     return momenta, ct_disp, ct_vel, sums
@@ -181,7 +182,7 @@ def _undo_drift_reference(
     c = UndoDrift(*step)
     values, pull = jax.vjp(lambda disp: read(disp, field, geometry), disp)
     ct_disp = ct_disp + jnp.where(c.good != 0, c.weight * pull(jnp.ones_like(values))[0], 0)
-    ct_vel = c.scale * ct_vel - c.first_q * resolution * ct_disp
+    ct_vel = c.scale * ct_vel - c.undo_first * resolution * ct_disp
     total = jnp.sum(ct_disp * momentum(momenta, c.before))[None]
     return drifted_back(disp, momenta, c, resolution), ct_disp, ct_vel, total
 

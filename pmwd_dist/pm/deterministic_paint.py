@@ -129,9 +129,9 @@ def _moved(
 ) -> Array:
     """Tangent of the mesh for tangents of the displacements."""
     del replicated
-    slopes, raised = cic.weights_of_motion(ddisp, weight, geometry, masks)
+    slopes, masks = cic.jvp_weights(ddisp, weight, geometry, masks)
     operands = unify_varying(disp, slopes)
-    return _paint_p.bind(*operands, geometry=geometry, masks=raised, replicated=False, **params)
+    return _paint_p.bind(*operands, geometry=geometry, masks=masks, replicated=False, **params)
 
 
 def _transpose(

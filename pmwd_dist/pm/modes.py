@@ -79,10 +79,10 @@ def linear_modes(
 def log_transfer(
     cosmo: Cosmology | GrowthTable, config: Config, linear_power: LinearPower | None
 ) -> Float[Array, " nodes"]:
-    """ln of delta / phi at `power_nodes` for a linear P(k), as in `linear_modes`.
+    """ln M(k) at `power_nodes`, where delta(k) = M(k) phi(k), for a linear P(k) as in `linear_modes`.
 
-    It is M of `potential_transfer` times the root of the ratio of P(k) to the one of "boltzmann", 1 at the first node:
-    both P(k) must have the same n_s.
+    M = M_b sqrt(P / P_b), normalised at the first node, with M_b of `potential_transfer` and P_b of "boltzmann": both
+    P(k) must have the same n_s.
     """
     table = growth_table_to(2, cosmo)
     log_M = _log_transfer(table, config)

@@ -43,13 +43,13 @@ def tabulate(factor: PotentialFactor, a: Float[Array, ""], config: Config) -> Ta
     return jnp.where(values > 0, values, jnp.nan)
 
 
-def kick_time(table: GrowthTable, lower: Array, upper: Array) -> Array:
+def kick_scale_factor(table: GrowthTable, lower: Array, upper: Array) -> Array:
     """Scale factor of the kick of a step between two scale factors, at the mean of their growth factors."""
     return table.scale_factor((table.D1(lower) + table.D1(upper)) / 2)
 
 
-def in_cosmology(factor: PotentialFactor | None, table: GrowthTable) -> PotentialFactor | None:
-    """A factor of k and a, times the one of massive neutrinos, if any."""
+def with_neutrinos(factor: PotentialFactor | None, table: GrowthTable) -> PotentialFactor | None:
+    """A factor of the potential, times the force of massive neutrinos on cold matter, if any."""
     response = table.response
     if isinstance(factor, ForceCorrection):
         factor = factor.in_cosmology(table)

@@ -69,10 +69,10 @@ def check_steps_from_the_host(n: int, dtype: Any) -> None:
     particles = pmd.lpt(pmd.linear_modes(noise, cosmo, config), cosmo, config)
     expected = pmd.nbody(particles, table, config).raise_if_failed().particles
     schedule = host.make_schedule(table, step_times(table, config).astype(dtype), config, pmd.BullFrog().coefficients)
-    moved = host.first_drift(exact(particles, config), successful(dtype), schedule, 0, config)
+    moved = host.half_drift(exact(particles, config), successful(dtype), schedule, 0, config)
     for done in range(10):
         moved = host.advance(moved, schedule, done, config)
-    got = host.observed(host.halt(moved, config), schedule, 10)
+    got = host.with_units(host.undo_half_drift(moved, config), schedule, 10)
     for name in ("disp", "vel"):
         np.testing.assert_array_equal(getattr(got, name), getattr(expected, name), err_msg=f"{name}, {dtype.__name__}")
 

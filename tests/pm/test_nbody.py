@@ -128,17 +128,17 @@ def test_steps_from_the_host_are_those_of_nbody_to_the_bit(pdims: tuple[int, int
         schedule = host.make_schedule(table, times, config, solver.coefficients, factor)
         for rests in (False, True):
             particles = exact(initial(config, cosmo), config)
-            moved = host.first_drift(particles, successful(schedule.times.dtype), schedule, 0, config)
+            moved = host.half_drift(particles, successful(schedule.times.dtype), schedule, 0, config)
             for done in (1, 2, 3):
                 moved = host.advance(moved, schedule, done - 1, config)
                 index = np.flatnonzero(np.isclose(expected.times, schedule.times[done], rtol=1e-6))
                 if rests or done == 3:
-                    rest = host.halt(moved, config)
-                    particles = host.observed(rest, schedule, done)
+                    rest = host.undo_half_drift(moved, config)
+                    particles = host.with_units(rest, schedule, done)
                     for saved in index:
                         np.testing.assert_array_equal(particles.disp, expected.snapshots.disp[saved])
                         np.testing.assert_array_equal(particles.vel, expected.snapshots.vel[saved])
-                    moved = host.first_drift(rest, moved.status, schedule, done, config)
+                    moved = host.half_drift(rest, moved.status, schedule, done, config)
             np.testing.assert_array_equal(particles.disp, expected.particles.disp)
             np.testing.assert_array_equal(particles.vel, expected.particles.vel)
             assert particles.vel.dtype == schedule.times.dtype

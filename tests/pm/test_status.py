@@ -72,7 +72,7 @@ def test_a_step_from_the_host_that_fails_leaves_the_particles(failed: tuple[pmd.
     schedule = host.make_schedule(
         pmd.growth_table(COSMO), step_times(COSMO, config), config, pmd.BullFrog().coefficients
     )
-    moved = host.first_drift(exact(wave(config), config), successful(), schedule, 0, config)
+    moved = host.half_drift(exact(wave(config), config), successful(), schedule, 0, config)
     for done in range(6):
         if moved.status.code == Code.SUCCESSFUL:
             moved = host.advance(moved, schedule, done, config)
@@ -81,7 +81,7 @@ def test_a_step_from_the_host_that_fails_leaves_the_particles(failed: tuple[pmd.
     again = host.advance(moved, schedule, 5, config)
     assert drift == again.drift == 0
     assert (again.status.code, again.status.step) == (status.code, status.step)
-    particles = host.observed(host.halt(again, config), schedule, int(status.step))
+    particles = host.with_units(host.undo_half_drift(again, config), schedule, int(status.step))
     np.testing.assert_array_equal(particles.disp, solution.particles.disp)
     np.testing.assert_array_equal(particles.vel, solution.particles.vel)
 

@@ -23,7 +23,7 @@ import pmwd_dist as pmd
 from pmwd_dist.cli.display import Display
 from pmwd_dist.io import checkpoint
 from pmwd_dist.io.snapshot.writer import Snapshot
-from pmwd_dist.pm.stepping.step import ended
+from pmwd_dist.pm.stepping.step import final_status
 from pmwd_dist.report import drawing, results
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.folder import Event
@@ -275,9 +275,9 @@ def test_particles_that_leave_the_grid_at_the_end_fail_without_a_checkpoint(
     plan = make(tmp_path / "run")
 
     def far(moved, config):
-        return ended(moved.status, 1e3 + moved.max_displacement, jnp.asarray(True), config)
+        return final_status(moved.status, 1e3 + moved.max_displacement, jnp.asarray(True), config)
 
-    monkeypatch.setattr("pmwd_dist.pm.stepping.host.status_at_end", far)
+    monkeypatch.setattr("pmwd_dist.pm.stepping.host.final_status", far)
     with pytest.raises(pmd.SimulationError, match="exceeds the range of the particle grid in step 5"):
         execute(plan, Events())
     assert checkpoint.latest(plan.folder) is None

@@ -12,7 +12,7 @@ import pytest
 from runs import SMALL, Events, make, read
 
 import pmwd_dist as pmd
-from pmwd_dist.ops.momenta import count
+from pmwd_dist.ops.momenta import to_integers
 from pmwd_dist.pm.modes import log_power
 from pmwd_dist.pm.particles import exact, resolution
 from pmwd_dist.pm.stepping import host
@@ -31,7 +31,7 @@ def test_initial_conditions_are_those_of_the_library(cosmo: Any):
     assert found.disp.sharding.is_equivalent_to(config.decomposition.sharding, 4)
     spacing = resolution(config, found.disp.dtype)
     np.testing.assert_allclose(np.asarray(found.disp), np.asarray(expected.disp), rtol=0, atol=2 * spacing)
-    one, other = (np.asarray(count(particles.momenta), float) for particles in (found, expected))
+    one, other = (np.asarray(to_integers(particles.momenta), float) for particles in (found, expected))
     np.testing.assert_allclose(one, other, rtol=0, atol=1e-6 * np.abs(other).max())
 
 

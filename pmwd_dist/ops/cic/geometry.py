@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+# Orders, 0 or 1, of the derivative of the weight along each axis: (1, 0, 0) is W'(x) W(y) W(z).
 Mask = tuple[int, int, int]
 VALUE: Mask = (0, 0, 0)
 
@@ -29,8 +30,8 @@ class Geometry:
     scale: tuple[float, float, float]
 
 
-def raised(mask: Mask, axis: int) -> Mask | None:
-    """The mask with one more derivative along an axis; None for a second one, since W'' = 0 almost everywhere."""
+def differentiated(mask: Mask, axis: int) -> Mask | None:
+    """W(x) W(y) W(z) -> W'(x) W(y) W(z) along an axis; None for a second derivative: W'' = 0 almost everywhere."""
     if mask[axis]:
         return None
     x, y, z = (1 if i == axis else m for i, m in enumerate(mask))
@@ -38,8 +39,8 @@ def raised(mask: Mask, axis: int) -> Mask | None:
 
 
 def derivative_terms(masks: tuple[Mask, ...]) -> list[tuple[int, int, Mask]]:
-    """(k, axis, raised mask) for each non-zero first derivative."""
-    return [(k, i, up) for k, mask in enumerate(masks) for i in range(3) if (up := raised(mask, i))]
+    """(k, axis, differentiated mask) for each non-zero first derivative."""
+    return [(k, i, up) for k, mask in enumerate(masks) for i in range(3) if (up := differentiated(mask, i))]
 
 
 def attributes(geometry: Geometry, masks: tuple[Mask, ...]) -> dict[str, np.ndarray]:

@@ -107,16 +107,16 @@ _read_sum_p = define_op("cic_read_sum", _read_sum_aval, _read_sum_reference, tar
 # --- derivatives -------------------------------------------------------------------------------------------
 
 
-def _paint_moved(ddisp: Array, disp: Array, weight: Array, *, geometry: Geometry, masks: tuple[Mask, ...]) -> Array:
-    """Change of the painted mesh with the positions."""
-    slopes, raised = weights_of_motion(ddisp, weight, geometry, masks)
-    return _paint_p.bind(*unify_varying(disp, slopes), geometry=geometry, masks=raised)
+def _paint_jvp(ddisp: Array, disp: Array, weight: Array, *, geometry: Geometry, masks: tuple[Mask, ...]) -> Array:
+    """d paint(x) = sum_i paint(w dx_i) with W -> W' along axis i."""
+    slopes, masks = jvp_weights(ddisp, weight, geometry, masks)
+    return _paint_p.bind(*unify_varying(disp, slopes), geometry=geometry, masks=masks)
 
 
-def weights_of_motion(
+def jvp_weights(
     ddisp: Array, weight: Array, geometry: Geometry, masks: tuple[Mask, ...]
 ) -> tuple[Array, tuple[Mask, ...]]:
-    """Weights and masks of a paint that equals the change of the painted mesh with the positions."""
+    """Weights w dx_i [cells], and masks with W -> W' along axis i, of the paint that is the JVP in the positions."""
     terms = derivative_terms(masks)
     if len(terms) == 3 and weight.shape[-2:] == (1, 1):  # as vectors: the transpose stacks no components
         scale = np.asarray(geometry.scale, ddisp.dtype).reshape((1,) * (ddisp.ndim - 1) + (3,))
@@ -126,24 +126,24 @@ def weights_of_motion(
     return slopes, tuple(mask for *_, mask in terms) or masks
 
 
-def _read_moved(ddisp: Array, disp: Array, fields: Array, *, masks: tuple[Mask, ...], **params: Any) -> Array:
-    """Change of the values read with the positions."""
-    return jnp.concatenate([_read_moved_mask(mask, disp, fields, ddisp, params) for mask in masks], axis=-2)
+def _read_jvp(ddisp: Array, disp: Array, fields: Array, *, masks: tuple[Mask, ...], **params: Any) -> Array:
+    """d read(x) = sum_i dx_i read(x) with W -> W' along axis i."""
+    return jnp.concatenate([_read_mask_jvp(mask, disp, fields, ddisp, params) for mask in masks], axis=-2)
 
 
-def _read_moved_mask(mask: Mask, disp: Array, fields: Array, ddisp: Array, params: dict[str, Any]) -> Array:
-    raised = [(axis, up) for _, axis, up in derivative_terms((mask,))]
-    if not raised:
+def _read_mask_jvp(mask: Mask, disp: Array, fields: Array, ddisp: Array, params: dict[str, Any]) -> Array:
+    terms = derivative_terms((mask,))
+    if not terms:
         zeros = jnp.zeros((*disp.shape[:4], 1, fields.shape[-1]), disp.dtype)
         return unify_varying(disp, fields, zeros)[2]
     scale = params["geometry"].scale
-    steps = jnp.stack([ddisp[..., axis] * scale[axis] for axis, _ in raised], -1)[..., None]
-    masks = tuple(up for _, up in raised)
+    steps = jnp.stack([ddisp[..., axis] * scale[axis] for _, axis, _ in terms], -1)[..., None]
+    masks = tuple(up for *_, up in terms)
     return _read_sum_p.bind(*unify_varying(disp, fields, steps), masks=masks, over_masks=True, **params)
 
 
-def _read_sum_moved(ddisp: Array, disp: Array, fields: Array, weight: Array, **params: Any) -> Array:
-    """Change of a sum of reads with the positions, through its reads."""
+def _read_sum_jvp(ddisp: Array, disp: Array, fields: Array, weight: Array, **params: Any) -> Array:
+    """JVP in the positions of a sum of reads, through its reads."""
 
     def composed(disp: Array) -> Array:
         return _read_sum_reference(disp, fields, weight, **params)
@@ -181,18 +181,18 @@ def _painted(operands: Sequence[Array], **params: Any) -> Array:
 
 define_derivatives(
     _paint_p,
-    (_paint_moved, lambda dweight, disp, _, **params: _paint_p.bind(disp, dweight, **params)),
+    (_paint_jvp, lambda dweight, disp, _, **params: _paint_p.bind(disp, dweight, **params)),
     {1: _paint_transpose},
 )
 define_derivatives(
     _read_p,
-    (_read_moved, lambda dfields, disp, _, **params: _read_p.bind(disp, dfields, **params)),
+    (_read_jvp, lambda dfields, disp, _, **params: _read_p.bind(disp, dfields, **params)),
     {1: lambda ct, disp, _, **params: _painted((disp, ct), **params)},
 )
 define_derivatives(
     _read_sum_p,
     (
-        _read_sum_moved,
+        _read_sum_jvp,
         lambda dfields, disp, _, weight, **params: _read_sum_p.bind(disp, dfields, weight, **params),
         lambda dweight, disp, fields, _, **params: _read_sum_p.bind(disp, fields, dweight, **params),
     ),

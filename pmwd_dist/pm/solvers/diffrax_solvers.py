@@ -17,7 +17,7 @@ from pmwd_dist.pm.gravity import acceleration
 from pmwd_dist.pm.inputs import check_table
 from pmwd_dist.pm.paint import halo_limit
 from pmwd_dist.pm.particles import Particles
-from pmwd_dist.pm.potential_factor import PotentialFactor, in_cosmology, kick_time, tabulate
+from pmwd_dist.pm.potential_factor import PotentialFactor, kick_scale_factor, tabulate, with_neutrinos
 from pmwd_dist.pm.solvers.bullfrog import bullfrog
 from pmwd_dist.pm.solvers.coefficients import Coefficients, Formula, rates
 from pmwd_dist.pm.solvers.fastpm import fastpm
@@ -49,7 +49,7 @@ class ParticleMesh(diffrax.AbstractTerm[Any, Any]):
 
     def acceleration(self, disp: Array, a: Any, table: GrowthTable) -> tuple[Array, Array]:
         """Acceleration [Mpc/h] at a scale factor, and the largest displacement [mesh cells]."""
-        factor = in_cosmology(self.potential_factor, table)
+        factor = with_neutrinos(self.potential_factor, table)
         if factor is None:
             return acceleration(disp, self.config)
         return acceleration(disp, self.config, tabulate(factor, jnp.asarray(a, disp.dtype), self.config))
@@ -121,7 +121,7 @@ class SplitSolver(diffrax.AbstractSolver[Any]):
             jnp.where(a1 >= a0, x, y) for x, y in zip(c._replace(log_scale=scale)[:4], backward[:4], strict=True)
         )
         disp = y0.disp + first * y0.vel
-        force, max_displacement = term.acceleration(disp, kick_time(args, a0, a1), args)
+        force, max_displacement = term.acceleration(disp, kick_scale_factor(args, a0, a1), args)
         vel = scale * y0.vel + kick * force
         y1 = Particles(disp + last * vel, vel)
         limit = halo_limit(term.config)

@@ -21,7 +21,14 @@ from pmwd_dist.pm.solvers import Coefficients
 from pmwd_dist.pm.status import Code, Status, successful
 from pmwd_dist.pm.stepping import potential_cache
 from pmwd_dist.pm.stepping.potential_cache import Entry
-from pmwd_dist.pm.stepping.step import Moved, all_steps, at_step_end, ended, first_drift, first_drifts, step
+from pmwd_dist.pm.stepping.step import MidStep, Step, all_steps, final_status, half_drift, take_step, undo_half_drift
+
+
+class SaveSlot(NamedTuple):
+    """Whether to save after a step, and the place among the saves."""
+
+    wanted: Array
+    place: Array
 
 
 @dataclass(frozen=True)
@@ -36,12 +43,12 @@ class Save:
     steps: tuple[int, ...]
     function: Callable[[Any, Any, Any], Any]
 
-    def after_steps(self, number: int) -> tuple[Array, Array]:
-        """For each step, whether to save after it, and the index among the saves."""
+    def after_steps(self, number: int) -> SaveSlot:
+        """Slots after each of a number of steps."""
         wanted, index = np.zeros(number + 1, bool), np.zeros(number + 1, np.int32)
         wanted[list(self.steps)] = True
         index[list(self.steps)] = np.arange(len(self.steps))
-        return jnp.asarray(wanted[1:]), jnp.asarray(index[1:])
+        return SaveSlot(jnp.asarray(wanted[1:]), jnp.asarray(index[1:]))
 
 
 class Epoch(NamedTuple):
@@ -88,6 +95,36 @@ class Outcome(NamedTuple):
     potentials: tuple[Array, ...] = ()
 
 
+class _Carry(NamedTuple):
+    """What the loop of `evolve` carries from step to step, in the terms of `Outcome`; `meter` is its progress."""
+
+    mid: MidStep
+    saved: tuple[Any, ...]
+    accumulated: Any
+    potentials: tuple[Array, ...]
+    meter: Any
+
+
+class _StepInput(NamedTuple):
+    """What the loop of `evolve` reads in each step.
+
+    Args:
+      step: the step from a0 to a1.
+      following: first drift of the next step, 0 after the last one.
+      saving: slots of the saves after this step.
+      slot: slot of the potential in the cache.
+      progress: share of the steps that are then done; None without a meter.
+    """
+
+    step: Step
+    following: Array
+    a0: Array
+    a1: Array
+    saving: tuple[SaveSlot, ...]
+    slot: Array
+    progress: Array | None
+
+
 def evolve(
     inputs: Inputs,
     saves: tuple[Save, ...],
@@ -103,62 +140,64 @@ def evolve(
     of the last steps are stored, as many as `stored`.
     """
 
-    def body(carry: tuple[Any, ...], xs: tuple[Any, ...]) -> tuple[tuple[Any, ...], None]:
-        before, saved, accumulated, potentials, shown = carry
-        now, following, a0, a, saving, slot, progress = xs
-        after, potentials = step(now, following, before, config, Entry(potentials, slot))
+    def body(carry: _Carry, now: _StepInput) -> tuple[_Carry, None]:
+        before, saved, accumulated, shown = carry.mid, carry.saved, carry.accumulated, carry.meter
+        after, potentials = take_step(before, now.step, now.following, config, Entry(carry.potentials, now.slot))
         good = after.status.code == Code.SUCCESSFUL
 
-        def updated(save: Save, saved: Any, wanted: Array, index: Array) -> Any:
-            def put(saved: Any, a: Array, after: Moved, args: Any, good: Array) -> Any:
-                values = save.function(a, at_step_end(after, config), args)
-                return jax.tree.map(lambda old, x: old.at[index].set(jnp.where(good, x, old[index])), saved, values)
+        def updated(save: Save, saved: Any, slot: SaveSlot) -> Any:
+            def put(saved: Any, a: Array, after: MidStep, args: Any, good: Array) -> Any:
+                values = save.function(a, undo_half_drift(after, config), args)
+                i = slot.place
+                return jax.tree.map(lambda old, x: old.at[i].set(jnp.where(good, x, old[i])), saved, values)
 
-            return jax.lax.cond(wanted, put, lambda saved, *_: saved, saved, a, after, inputs.args, good)
+            return jax.lax.cond(slot.wanted, put, lambda saved, *_: saved, saved, now.a1, after, inputs.args, good)
 
-        saved = tuple(updated(save, x, *when) for save, x, when in zip(saves, saved, saving, strict=True))
+        saved = tuple(map(updated, saves, saved, now.saving))
         if accumulate is not None:
-            ends = Epoch(a0, at_step_end(before, config)), Epoch(a, at_step_end(after, config))
+            ends = Epoch(now.a0, undo_half_drift(before, config)), Epoch(now.a1, undo_half_drift(after, config))
             values = accumulate(*ends, inputs.args)
             accumulated = jax.tree.map(lambda old, x: old + jnp.where(good, x, 0), accumulated, values)
-        carried = jax.tree.map(lambda new, old: unify_varying(new, old)[0], (after, saved, accumulated), carry[:3])
+        new = _Carry(after, saved, accumulated, potentials, None)
+        new = jax.tree.map(lambda new, old: unify_varying(new, old)[0], new, carry._replace(meter=None))
         if meter is not None:
-            shown = meter.step(shown, barrier((progress, after.max_displacement))[0])  # not before the step is done
-        return (*carried, potentials, shown), None
+            shown = meter.step(shown, barrier((now.progress, after.max_displacement))[0])  # not before the step is done
+        return new._replace(meter=shown), None
 
     start, xs = _begin(inputs, saves, accumulate, config, stored)
-    number = len(inputs.times) - 1
-    shown, progress = (None, None) if meter is None else (meter.init(), jnp.arange(1.0, number + 1) / number)
-    (last, saved, accumulated, potentials, shown), _ = jax.lax.scan(body, (*start, shown), (*xs, progress))
     if meter is not None:
-        meter.close(shown)
+        number = len(inputs.times) - 1
+        start, xs = start._replace(meter=meter.init()), xs._replace(progress=jnp.arange(1.0, number + 1) / number)
+    last, _ = jax.lax.scan(body, start, xs)
+    if meter is not None:
+        meter.close(last.meter)
+    particles = last.mid.particles
     # A backward pass overwrites the momenta in place: without a barrier XLA copies them for a later check.
-    momenta, valid = barrier((last.particles.momenta, jnp.all(in_range(last.particles.momenta))))
-    particles = ExactParticles(last.particles.disp, momenta)
-    status = ended(last.status, last.max_displacement, valid, config)
+    momenta, valid = barrier((particles.momenta, jnp.all(in_range(particles.momenta))))
+    status = final_status(last.mid.status, last.mid.max_displacement, valid, config)
     if config.decomposition.manual:
         status = jax.tree.map(lambda x: largest_on_devices(x, config), status)
-    return Outcome(particles, saved, accumulated, status, potentials)
+    return Outcome(ExactParticles(particles.disp, momenta), last.saved, last.accumulated, status, last.potentials)
 
 
 def _begin(
     inputs: Inputs, saves: tuple[Save, ...], accumulate: Accumulate | None, config: Config, stored: int
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Initial carry of the loop of `evolve`, and the arrays of its scan."""
+) -> tuple[_Carry, _StepInput]:
+    """Initial carry of the loop of `evolve`, and the arrays of its scan, without a meter."""
     particles, times, number = inputs.particles, inputs.times, len(inputs.times) - 1
     steps = all_steps(inputs.coefficients, config)
-    drifts = first_drifts(steps)
+    drifts = steps.invertible_first()
     at_start = particles.with_unit(steps.unit0[0])
     saved = tuple(_buffers(save, inputs, at_start) for save in saves)
-    moved = first_drift(particles, drifts[0], steps.unit0[0], successful(particles.disp.dtype), config)
-    carry = moved, saved, _zero(accumulate, inputs, at_start)
+    mid = half_drift(particles, drifts[0], steps.unit0[0], successful(particles.disp.dtype), config)
+    carry = _Carry(mid, saved, _zero(accumulate, inputs, at_start), (), None)
     carry = jax.tree.map(lambda x: unify_varying(x, particles.disp)[0], carry)
-    cache = potential_cache.empty(stored, moved.particles.disp, config)
+    cache = potential_cache.empty(stored, carry.mid.particles.disp, config)
     saving = tuple(save.after_steps(number) for save in saves)
     # Earlier steps write to the first slot: in place, without a condition.
     slots = jnp.maximum(jnp.arange(number) - (number - stored), 0)
-    xs = steps, jnp.pad(drifts[1:], (0, 1)), times[:-1], times[1:], saving, slots
-    return (*carry, cache), xs
+    xs = _StepInput(steps, jnp.pad(drifts[1:], (0, 1)), times[:-1], times[1:], saving, slots, None)
+    return carry._replace(potentials=cache), xs
 
 
 def _buffers(save: Save, inputs: Inputs, particles: Particles) -> Any:

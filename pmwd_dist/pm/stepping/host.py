@@ -20,20 +20,8 @@ from pmwd_dist.pm.particles import ExactParticles, Particles, exact
 from pmwd_dist.pm.potential_factor import PotentialFactor
 from pmwd_dist.pm.solvers import Coefficients, Formula
 from pmwd_dist.pm.status import Status
-from pmwd_dist.pm.stepping.step import (
-    Moved,
-    Step,
-    all_steps,
-    at_end,
-    at_start,
-    at_step_end,
-    coefficients_of,
-    ended,
-    first_drifts,
-    step,
-    unit_after,
-)
-from pmwd_dist.pm.stepping.step import first_drift as _first_drift
+from pmwd_dist.pm.stepping import step as one_step
+from pmwd_dist.pm.stepping.step import MidStep, Step, all_steps, coefficients_of, finish_step, take_step, unit_after
 
 
 @partial(jax.jit, static_argnames=("config", "kind"))
@@ -91,57 +79,62 @@ def make_schedule(
 @partial(jax.jit, static_argnames="config")
 def _schedule(table: GrowthTable, times: Array, coefficients: Coefficients, config: Config) -> StepSchedule:
     steps = all_steps(coefficients, config)
-    return StepSchedule(times, steps, jnp.pad(first_drifts(steps), (0, 1)), table)
+    return StepSchedule(times, steps, jnp.pad(steps.invertible_first(), (0, 1)), table)
 
 
 @partial(jax.jit, static_argnames="config", donate_argnames="particles")
-def first_drift(
+def half_drift(
     particles: ExactParticles, status: Status, schedule: StepSchedule, done: ArrayLike, config: Config
-) -> Moved:
-    """Take the drift at the start of the next step; donates the particles."""
-    return _first_drift(particles, schedule.drifts[done], unit_after(jnp.asarray(done), schedule.steps), status, config)
+) -> MidStep:
+    """Take the first drift of the next step; donates the particles."""
+    unit = unit_after(jnp.asarray(done), schedule.steps)
+    return one_step.half_drift(particles, schedule.drifts[done], unit, status, config)
 
 
-def advance(moved: Moved, schedule: StepSchedule, done: ArrayLike, config: Config) -> Moved:
+def advance(mid: MidStep, schedule: StepSchedule, done: ArrayLike, config: Config) -> MidStep:
     """Kick and last drift of a step, and the first drift of the next one; donates the particles.
 
     A failed step leaves the particles as at its start, with a drift of 0. On several CPU devices the host must wait for
     each step, for example by `jax.block_until_ready`: many queued programs that communicate can block each other.
     """
-    return _advance(moved.particles, moved._replace(particles=()), schedule, done, config)  # type: ignore[arg-type]
+    return _advance(mid.particles, mid._replace(particles=()), schedule, done, config)  # type: ignore[arg-type]
 
 
 @partial(jax.jit, static_argnames="config", donate_argnames="particles")
-def _advance(particles: ExactParticles, moved: Moved, schedule: StepSchedule, done: ArrayLike, config: Config) -> Moved:
-    now, following = jax.tree.map(lambda x: x[done], schedule.steps), schedule.drifts[jnp.asarray(done) + 1]
-    return step(now, following, moved._replace(particles=particles), config)[0]
+def _advance(
+    particles: ExactParticles, mid: MidStep, schedule: StepSchedule, done: ArrayLike, config: Config
+) -> MidStep:
+    step, following = jax.tree.map(lambda x: x[done], schedule.steps), schedule.drifts[jnp.asarray(done) + 1]
+    return take_step(mid._replace(particles=particles), step, following, config)[0]
 
 
-def halt(moved: Moved, config: Config) -> ExactParticles:
+def undo_half_drift(mid: MidStep, config: Config) -> ExactParticles:
     """Reverse the drift since the last step, exactly; donates the particles."""
-    return _halt(moved.particles, moved._replace(particles=()), config)  # type: ignore[arg-type]
+    return _undo_half_drift(mid.particles, mid._replace(particles=()), config)  # type: ignore[arg-type]
 
 
 @partial(jax.jit, static_argnames="config", donate_argnames="particles")
-def _halt(particles: ExactParticles, moved: Moved, config: Config) -> ExactParticles:
-    return ExactParticles(at_step_end(moved._replace(particles=particles), config).disp, particles.momenta)
+def _undo_half_drift(particles: ExactParticles, mid: MidStep, config: Config) -> ExactParticles:
+    rest = one_step.undo_half_drift(mid._replace(particles=particles), config)
+    return ExactParticles(rest.disp, particles.momenta)
 
 
 @partial(jax.jit, static_argnames="config")
-def status_at_end(moved: Moved, config: Config) -> Status:
+def final_status(mid: MidStep, config: Config) -> Status:
     """Status at the end of a simulation."""
-    return ended(moved.status, moved.max_displacement, jnp.all(in_range(moved.particles.momenta)), config)
+    valid = jnp.all(in_range(mid.particles.momenta))
+    return one_step.final_status(mid.status, mid.max_displacement, valid, config)
 
 
 @partial(jax.jit, static_argnames="config", donate_argnames="particles")
-def reverse_step(particles: ExactParticles, schedule: StepSchedule, done: ArrayLike, config: Config) -> ExactParticles:
+def undo_step(particles: ExactParticles, schedule: StepSchedule, done: ArrayLike, config: Config) -> ExactParticles:
     """Particles before the last of `done` steps, from the particles after it, exactly; donates the particles."""
-    now = jax.tree.map(lambda x: x[jnp.asarray(done) - 1], schedule.steps)
-    kicked = at_end(particles, now._replace(last=-now.last), config).disp
-    return at_start(ExactParticles(kicked, particles.momenta), now, jnp.asarray(True), config)
+    step = jax.tree.map(lambda x: x[jnp.asarray(done) - 1], schedule.steps)
+    kicked = finish_step(particles, step._replace(last=-step.last), config).disp
+    return one_step.undo_step(ExactParticles(kicked, particles.momenta), step, jnp.asarray(True), config)
 
 
 @jax.jit
-def observed(particles: ExactParticles, schedule: StepSchedule, done: ArrayLike) -> Particles:
+def with_units(particles: ExactParticles, schedule: StepSchedule, done: ArrayLike) -> Particles:
     """Particles with momenta in Mpc/h, after a number of steps."""
     return particles.with_unit(unit_after(jnp.asarray(done), schedule.steps))

@@ -104,6 +104,11 @@ def empty(count: int, disp: Float[Array, "px py pz 3"], config: Config) -> tuple
     return decomposition.shard_map(block, decomposition.spec, (_spec(config),) * number)(disp)
 
 
+def size(potentials: tuple[Array, ...]) -> int:
+    """Number of stored steps."""
+    return len(potentials[0]) if potentials else 0
+
+
 def _spec(config: Config) -> P:
     return P(None, *config.decomposition.spec)
 

@@ -1,7 +1,9 @@
 """One drift-kick-drift step with integer momenta; every operation has an exact inverse.
 
-The loops hold particles after the first drift of the next step (`Moved`). One pass over the particles then reads the
-force, kicks, and takes the last drift of this step and the first drift of the next. After a failure nothing moves.
+    x0 -first drift-> * kick -last drift-> x1 -first drift-> * kick -last drift-> x2 ...
+
+The loops hold the particles at *, where the force acts (`MidStep`). One pass over the particles reads the force, kicks,
+and takes both drifts to the next *. After a failure nothing moves.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from pmwd_dist._jax.order import barrier
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
-from pmwd_dist.ops.momenta import count, momentum, pack, rounded
+from pmwd_dist.ops.momenta import momentum, pack, rounded, to_integers
 from pmwd_dist.ops.rounding import round_straight_through
 from pmwd_dist.pm.gravity import acceleration, force_meshes, padded_force
 from pmwd_dist.pm.paint import block_geometry, halo_limit, largest_on_devices, max_displacement_block, with_halo
 from pmwd_dist.pm.particles import ExactParticles, Particles, largest, momentum_unit, resolution, significant_bits
-from pmwd_dist.pm.potential_factor import PotentialFactor, Table, in_cosmology, kick_time, tabulate
+from pmwd_dist.pm.potential_factor import PotentialFactor, Table, kick_scale_factor, tabulate, with_neutrinos
 from pmwd_dist.pm.solvers import Coefficients, Formula
 from pmwd_dist.pm.status import Code, Status, failure
 from pmwd_dist.pm.stepping import potential_cache
@@ -54,12 +56,29 @@ class Step(NamedTuple):
     unit1: Array
     factor: Array | None = None
 
+    def where(self, good: Array, unit: Array) -> Step:
+        """Good steps, and in place of the others steps that change nothing, with this unit of the momenta."""
+        first, kick, last = (jnp.where(good, x, 0) for x in (self.first, self.kick, self.last))
+        unit0, unit1 = (jnp.where(good, x, unit) for x in (self.unit0, self.unit1))
+        factor = None if self.factor is None else jnp.where(good[..., None], self.factor, 1)
+        return Step(first, kick, last, unit0, unit1, factor)
 
-class Moved(NamedTuple):
-    """Particles after the first drift of the next step.
+    def finite(self) -> Array:
+        """Whether all coefficients of a step are finite."""
+        finite = jnp.isfinite(jnp.stack([self.first, self.kick, self.last, self.unit0, self.unit1])).all(axis=0)
+        return finite if self.factor is None else finite & jnp.isfinite(self.factor).all(axis=-1)
+
+    def invertible_first(self) -> Array:
+        """First drift; 0 if a coefficient is not finite, since that has no inverse."""
+        return jnp.where(self.finite(), self.first, 0)
+
+
+class MidStep(NamedTuple):
+    """State between the first drift of a step and its kick.
 
     Args:
-      drift: the drift; 0 after a failed step, which leaves the particles unchanged.
+      particles: particles where the force acts.
+      drift: first drift, already taken; 0 after a failed step, which leaves the particles unchanged.
       unit: unit of the momenta [Mpc/h].
       max_displacement: largest displacement of the particles [mesh cells].
     """
@@ -79,10 +98,10 @@ def coefficients_of(
 
     Outside of tracing this is a compiled program of its own: all drivers of the same steps use the same bits.
     """
-    factor = in_cosmology(factor, table)
+    factor = with_neutrinos(factor, table)
 
     def of_step(lower: Array, upper: Array) -> Coefficients:
-        tabulated = None if factor is None else tabulate(factor, kick_time(table, lower, upper), config)
+        tabulated = None if factor is None else tabulate(factor, kick_scale_factor(table, lower, upper), config)
         return formula(table, lower, upper)._replace(factor=tabulated)
 
     coefficients = jax.tree.map(lambda x: x.astype(times.dtype), jax.vmap(of_step)(times[:-1], times[1:]))
@@ -103,62 +122,53 @@ def unit_after(taken: Array, steps: Step) -> Array:
     return jnp.concatenate([steps.unit0[:1], steps.unit1])[taken]
 
 
-def first_drifts(step: Step) -> Array:
-    """Drift at the start of one or several steps; 0 if a coefficient is not finite, since that has no inverse."""
-    return jnp.where(_finite(step), step.first, 0)
-
-
-def first_drift(particles: ExactParticles, drift: Array, unit: Array, status: Status, config: Config) -> Moved:
-    """Take the drift at the start of a step."""
+def half_drift(particles: ExactParticles, drift: Array, unit: Array, status: Status, config: Config) -> MidStep:
+    """Take the first drift of a step."""
     disp = drifted(particles.with_unit(unit), drift, config).disp
     disp = barrier(disp)  # XLA would compute it again for each use
     spec, largest_of = config.decomposition.spec, partial(max_displacement_block, config=config)
     max_displacement = config.decomposition.shard_map(largest_of, (spec,), P())(disp)
-    return Moved(ExactParticles(disp, particles.momenta), drift, unit, max_displacement, status)
+    return MidStep(ExactParticles(disp, particles.momenta), drift, unit, max_displacement, status)
 
 
-def step(
-    now: Step, following: Array, moved: Moved, config: Config, entry: Entry | None = None
-) -> tuple[Moved, tuple[Array, ...]]:
+def take_step(
+    mid: MidStep, step: Step, following: Array, config: Config, entry: Entry | None = None
+) -> tuple[MidStep, tuple[Array, ...]]:
     """Kick and last drift of a step, and the first drift of the next one; a failed step is reversed.
 
     Without an entry no potential is stored.
 
     Returns:
-      The particles after the following drift, and the cache with the potential of the step.
+      The state after the following drift, and the cache with the potential of the step.
     """
     entry = Entry((), jnp.zeros((), jnp.int32)) if entry is None else entry
-    failed = moved.status.code != Code.SUCCESSFUL
-    now = Step(
-        *(jnp.where(failed, 0, x) for x in now[:3]),
-        *(jnp.where(failed, moved.unit, x) for x in now[3:5]),
-        factor=now.factor,
-    )
-    q, dtype = resolution(config, moved.particles.disp.dtype), moved.particles.disp.dtype
+    running = mid.status.code == Code.SUCCESSFUL
+    step = step.where(running, mid.unit)
+    q, dtype = resolution(config, mid.particles.disp.dtype), mid.particles.disp.dtype
     largest_on_grid = largest(config, dtype) / min(config.cell_size)
-    code = failure(moved.max_displacement, halo_limit(config), largest_on_grid, _finite(now))
-    code = jnp.where(failed, moved.status.code, code)
+    code = failure(mid.max_displacement, halo_limit(config), largest_on_grid, step.finite())
+    code = jnp.where(running, code, mid.status.code)
     good = code == Code.SUCCESSFUL
-    factor = None if now.factor is None else jnp.where(good, now.factor, 1)
+    unit, following = jnp.where(good, step.unit1, step.unit0), jnp.where(good, following, 0)
     coefficients = KickDrift(
-        kick=jnp.where(good, now.kick, 0),
-        inverse=1 / now.unit0,
-        after=jnp.where(good, now.unit1, now.unit0),
-        last=jnp.where(good, now.last, -first_drifts(now)) / q,
-        first=jnp.where(good, following, 0) / q,
-        good=good.astype(now.kick.dtype),
+        kick=jnp.where(good, step.kick, 0),
+        inverse=1 / step.unit0,
+        after=unit,
+        last=jnp.where(good, step.last, -step.invertible_first()) / q,
+        first=following / q,
+        good=good.astype(step.kick.dtype),
     )
+    factor = None if step.factor is None else jnp.where(good, step.factor, 1)
     particles, max_displacement, cache = _kick_and_drift(
-        moved.particles, moved.max_displacement, coefficients, factor, entry, config
+        mid.particles, mid.max_displacement, coefficients, factor, entry, config
     )
     status = Status(
         code=code,
-        step=moved.status.step + jnp.where(good, 1, 0),
-        max_displacement=jnp.maximum(moved.status.max_displacement, moved.max_displacement),
+        step=mid.status.step + jnp.where(good, 1, 0),
+        max_displacement=jnp.maximum(mid.status.max_displacement, mid.max_displacement),
         halo=jnp.full_like(max_displacement, halo_limit(config)),
     )
-    unit = jnp.where(good, now.unit1, now.unit0)
-    return Moved(particles, jnp.where(good, following, 0), unit, max_displacement, status), cache
+    return MidStep(particles, following, unit, max_displacement, status), cache
 
 
 @partial(jax.jit, static_argnames="config")
@@ -201,9 +211,9 @@ def _kick_and_drift_block(
     return disp, momenta, most, potential_cache.updated(entry, meshes)
 
 
-def at_step_end(moved: Moved, config: Config) -> Particles:
-    """Particles at the end of the last step, by exact reversal of the drift since."""
-    return drifted(moved.particles.with_unit(moved.unit), -moved.drift, config)
+def undo_half_drift(mid: MidStep, config: Config) -> Particles:
+    """Reverse `half_drift`, exactly: the particles at the end of the last step."""
+    return drifted(mid.particles.with_unit(mid.unit), -mid.drift, config)
 
 
 def drifted(particles: Particles, coefficient: Array, config: Config) -> Particles:
@@ -213,8 +223,8 @@ def drifted(particles: Particles, coefficient: Array, config: Config) -> Particl
     return Particles(disp, particles.vel)
 
 
-def ended(status: Status, max_displacement: Array, momenta_in_range: Array, config: Config) -> Status:
-    """Status after the last drift. A particle that leaves the range of the grid, or is not finite, sets it.
+def final_status(status: Status, max_displacement: Array, momenta_in_range: Array, config: Config) -> Status:
+    """Status after the last drift, a failure if a particle left the range of the grid or is not finite.
 
     `max_displacement` is the largest one at the end [mesh cells].
     """
@@ -222,28 +232,23 @@ def ended(status: Status, max_displacement: Array, momenta_in_range: Array, conf
     code = failure(max_displacement, jnp.inf, largest_on_grid)  # no force follows: any halo will do
     code = jnp.where((code == Code.SUCCESSFUL) & ~momenta_in_range, Code.TOO_FAST, code).astype(jnp.int32)
     failed = (status.code == Code.SUCCESSFUL) & (code != Code.SUCCESSFUL)
-    seen = jnp.where(failed, max_displacement, status.max_displacement)
-    return Status(jnp.where(failed, code, status.code), status.step, seen, status.halo)
+    shown = jnp.where(failed, max_displacement, status.max_displacement)
+    return Status(jnp.where(failed, code, status.code), status.step, shown, status.halo)
 
 
-def at_end(kicked: ExactParticles, step: Step, config: Config) -> Particles:
-    """Particles at the end of a step, from the particles after its kick."""
+def finish_step(kicked: ExactParticles, step: Step, config: Config) -> Particles:
+    """Take the last drift of a step, after its kick: x1 = x + last * v1."""
     return drifted(kicked.with_unit(step.unit1), step.last, config)
 
 
-def at_start(kicked: ExactParticles, step: Step, good: Array, config: Config) -> ExactParticles:
-    """Particles at the start of a step, from the particles after its kick.
+def undo_step(kicked: ExactParticles, step: Step, good: Array, config: Config) -> ExactParticles:
+    """Reverse the kick and the first drift: v0 = (v1 / unit1 - kick * acceleration(x)) * unit0,  x0 = x - first * v0.
 
     A failed step has moved nothing, and the force at its particles may not be finite.
     """
     force, _ = acceleration(jnp.where(good, kicked.disp, 0), config, step.factor)
     kick = step.kick * force
     vel = (momentum(kicked.momenta, step.unit1) / step.unit1 - kick) * step.unit0
-    momenta = pack(count(kicked.momenta) - rounded(kick)[0], vel)
+    momenta = pack(to_integers(kicked.momenta) - rounded(kick)[0], vel)
     start = drifted(ExactParticles(kicked.disp, momenta).with_unit(step.unit0), -step.first, config)
     return ExactParticles(start.disp, momenta)
-
-
-def _finite(step: Step) -> Array:
-    finite = jnp.isfinite(jnp.stack(step[:5])).all(axis=0)
-    return finite if step.factor is None else finite & jnp.isfinite(step.factor).all(axis=-1)

@@ -23,7 +23,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.io import checkpoint
 from pmwd_dist.io.arrays import ArrayFileError, reading
-from pmwd_dist.ops.momenta import count, pack
+from pmwd_dist.ops.momenta import pack, to_integers
 from pmwd_dist.ops.stencil import WIDTH
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, from_main, raise_on_all_processes
@@ -35,7 +35,7 @@ from pmwd_dist.pm.solvers import FORMULAS
 from pmwd_dist.pm.status import Code, SimulationError, Status, successful
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.stepping.host import StepSchedule
-from pmwd_dist.pm.stepping.step import Moved
+from pmwd_dist.pm.stepping.step import MidStep
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.control import Control
 from pmwd_dist.run.common.fingerprint import identity
@@ -74,16 +74,16 @@ class Progress:
     """
 
     config: Config
-    position: ExactParticles | Moved
+    position: ExactParticles | MidStep
     status: Status
     schedule: StepSchedule
     step: int
     shells: Array | None = None
 
-    def at_step_end(self) -> ExactParticles:
+    def particles(self) -> ExactParticles:
         """The particles at the end of the step: the drift of the next one is reversed."""
-        if isinstance(self.position, Moved):
-            self.position = host.halt(self.position, self.config)
+        if isinstance(self.position, MidStep):
+            self.position = host.undo_half_drift(self.position, self.config)
         return self.position
 
     def has_particles(self) -> bool:
@@ -93,7 +93,7 @@ class Progress:
     def go_back(self, step: int, status: Status) -> None:
         """Reverse all steps after this one, exactly."""
         while self.step > step:
-            particles = host.reverse_step(self.at_step_end(), self.schedule, np.int32(self.step), self.config)
+            particles = host.undo_step(self.particles(), self.schedule, np.int32(self.step), self.config)
             self.position, self.step = jax.block_until_ready(particles), self.step - 1
         self.status = status
 
@@ -104,8 +104,8 @@ class Progress:
         """
         done = np.int32(self.step)
         moved = self.position
-        if not isinstance(moved, Moved):
-            self.position = moved = host.first_drift(moved, self.status, self.schedule, done, self.config)
+        if not isinstance(moved, MidStep):
+            self.position = moved = host.half_drift(moved, self.status, self.schedule, done, self.config)
         if cone is None or self.shells is None:
             moved = host.advance(moved, self.schedule, done, self.config)
         else:
@@ -117,7 +117,7 @@ class Progress:
             self.position = moved.particles
             return status
         if self.step == len(self.schedule.times) - 2:
-            status = jax.device_get(host.status_at_end(moved, self.config))
+            status = jax.device_get(host.final_status(moved, self.config))
             if status.code != Code.SUCCESSFUL:
                 for x in jax.tree.leaves(moved.particles):
                     x.delete()  # not a state before the step: no checkpoint may hold them
@@ -132,7 +132,7 @@ def run(plan: SimulationJob, log: Log, control: Control, saved: Saved | None) ->
         with log.naming("initial conditions" if saved is None else "checkpoint"):
             progress = _begin(plan, log) if saved is None else _restore(plan, log, *saved)
         if is_automatic(plan.simulation.config):
-            now, a = largest_displacement(progress.at_step_end().disp, progress.config), plan.times[progress.step]
+            now, a = largest_displacement(progress.particles().disp, progress.config), plan.times[progress.step]
             _set_halo(plan, progress, expected_displacement(now, a, progress.schedule.table, progress.config), log)
         with Writer(plan.output_buffer) as writer:
             _advance_all(plan, progress, log, control, writer)
@@ -287,12 +287,12 @@ def _output_if_due(plan: SimulationJob, progress: Progress, log: Log, writer: Wr
         began = time.perf_counter()
         z = plan.outputs[progress.step]
         if is_automatic(plan.simulation.config):
-            displacement = largest_displacement(progress.at_step_end().disp, progress.config)
+            displacement = largest_displacement(progress.particles().disp, progress.config)
             if halo_width(displacement, progress.config) > int(progress.config.halo):
                 _set_halo(plan, progress, displacement, log)
         simulation = replace(plan.simulation, config=progress.config)
-        rest, done = progress.at_step_end(), np.int32(progress.step)
-        moving = partial(host.observed, rest, progress.schedule, done)
+        rest, done = progress.particles(), np.int32(progress.step)
+        moving = partial(host.with_units, rest, progress.schedule, done)
         a = plan.times[progress.step]
         with log.naming(f"output at z {z:.3f}"):
             files = write_output(replace(plan, simulation=simulation), rest, moving, a, z, writer)
@@ -315,10 +315,10 @@ def _log_output(log: Log, step: int, z: float, files: Sequence[str], began: floa
 @part("checkpoint")
 def _checkpoint(plan: SimulationJob, progress: Progress, log: Log) -> None:
     began = time.perf_counter()
-    particles = progress.at_step_end()
+    particles = progress.particles()
     tree: dict[str, Any] = {
         "disp": particles.disp,
-        "momenta": jax.jit(count)(particles.momenta),
+        "momenta": jax.jit(to_integers)(particles.momenta),
         "status": progress.status,
     }
     if progress.shells is not None:
@@ -360,7 +360,7 @@ def _checkpoint_after_failure(
             return
         if writer.pending is not None:
             progress.go_back(*writer.pending[:2])
-        if progress.step > 0 and bool(jnp.isfinite(progress.at_step_end().disp).all()):
+        if progress.step > 0 and bool(jnp.isfinite(progress.particles().disp).all()):
             _checkpoint(plan, progress, log)
     except (OSError, RuntimeError) as error:
         log.warn(f"no checkpoint of step {progress.step} could be written: {message(error)}")

@@ -22,7 +22,7 @@ from pmwd_dist.pm.status import Code, SimulationError
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.stepping.forward import Epoch
 from pmwd_dist.pm.stepping.host import StepSchedule
-from pmwd_dist.pm.stepping.step import Moved, at_step_end
+from pmwd_dist.pm.stepping.step import MidStep, undo_half_drift
 from pmwd_dist.report.results import CONVERGENCE, CONVERGENCE_POWER, LIGHT_CONE
 from pmwd_dist.report.tables import Table
 from pmwd_dist.run.settings import SimulationSetup
@@ -52,12 +52,12 @@ def shells_like(cone: LightCone) -> jax.ShapeDtypeStruct:
 def advance_and_see(
     particles: ExactParticles,
     shells: Array,
-    motion: Moved,
+    motion: MidStep,
     schedule: StepSchedule,
     done: Any,
     cone: LightCone,
     config: Config,
-) -> tuple[Moved, Array]:
+) -> tuple[MidStep, Array]:
     """One step of `host.advance`, and the shells with the particles that the light cone crosses in it.
 
     The halo of the config is for forces; the light cone has a halo of its own. Particles and shells are donated;
@@ -65,7 +65,7 @@ def advance_and_see(
     """
     before = motion._replace(particles=particles)
     after = host.advance(before, schedule, done, config)
-    start, end = (Epoch(schedule.times[done + i], at_step_end(m, config)) for i, m in enumerate((before, after)))
+    start, end = (Epoch(schedule.times[done + i], undo_half_drift(m, config)) for i, m in enumerate((before, after)))
     seen = cone(start, end, schedule.table)
     shells = shells + jnp.where(after.status.code == Code.SUCCESSFUL, seen, 0)
     sharding: Any = shells_like(cone).sharding

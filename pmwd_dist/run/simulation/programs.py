@@ -97,7 +97,7 @@ def lowered_step(
     schedule = jax.eval_shape(make, _like(table), jax.ShapeDtypeStruct((times,), vectors.dtype))
     small = _like((jax.eval_shape(partial(successful, vectors.dtype)), schedule), config)
     particles = jax.tree.map(lambda _: vectors, jax.eval_shape(lambda x: ExactParticles(x, x), vectors))
-    moved = jax.eval_shape(partial(host.first_drift, config=config), particles, *small, done)
+    moved = jax.eval_shape(partial(host.half_drift, config=config), particles, *small, done)
     rest = _like(moved._replace(particles=()), config)
     # The programs themselves: compiled within others they would be other ones.
     if cone is None:
