@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks.mocks import TRUTH, galaxies, lensing
 from pmwd_dist import infer
 from pmwd_dist.infer.chain.folder import load_chain
-from pmwd_dist.infer.tuning.step_size import ENERGY_VARIANCE
+from pmwd_dist.infer.constants import ENERGY_VARIANCE
 
 DENSITY = 1e-3
 

@@ -14,12 +14,12 @@ import numpy as np
 
 import pmwd_dist as pmd
 from pmwd_dist import infer
+from pmwd_dist.infer.constants import ENERGY_VARIANCE
 from pmwd_dist.infer.preconditioner_adaptation import Adaptation, adapt, changes_of_curvature, mode_numbers
 from pmwd_dist.infer.samplers import mclmc
-from pmwd_dist.infer.tuning.blocks import run_blocks
 from pmwd_dist.infer.tuning.curvature import at_extremes, largest_curvatures, longest_step
+from pmwd_dist.infer.tuning.loop import run_blocks
 from pmwd_dist.infer.tuning.schedule import Schedule, block_length
-from pmwd_dist.infer.tuning.step_size import ENERGY_VARIANCE
 
 TRUTH = {"sigma8": 0.8159, "Omega_m": 0.3075, "b1": 0.8}
 

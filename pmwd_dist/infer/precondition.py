@@ -36,8 +36,9 @@ from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
+from pmwd_dist.infer.constants import BANDS, CLASSES
 from pmwd_dist.infer.forward import of_shape
-from pmwd_dist.infer.preconditioner_adaptation import BANDS, CLASSES, Adaptation, Observations, bands, mode_counts
+from pmwd_dist.infer.preconditioner_adaptation import Adaptation, Observations, bands, mode_counts
 from pmwd_dist.infer.priors import unwhiten
 from pmwd_dist.parallel.distributed import to_devices
 from pmwd_dist.parallel.fft import pirfft3d, prfft3d

@@ -1,26 +1,14 @@
-"""Adaptation of a preconditioner to a posterior beyond linear theory, from gradients of its log density.
+"""Adaptation of a preconditioner to a posterior beyond linear theory, from gradients g of its log density.
 
-Gradients g along a chain give the curvature, since E[g g^T] = -E[Hessian]:
+The derivation is in docs/explanation/tuning.md. The unknowns of each band of modes are
 
-- Modes of a band with curvature c, 1 in linear theory, are scaled to the curvature sqrt(c), or `LARGEST_CURVATURE` if
-  that is less. Displacements constrain long waves far better at fixed small scales than in linear theory. The scaled
-  width is the geometric mean of the conditional width c^-1/2 and the linear width, near the width of the posterior.
-- The Wiener mean of a band is multiplied by 1 + t (u - centre) for a parameter u. The gradient along u gains t r, where
-  r is the sum of gradients times means. Regression of the gradient on these r gives the t with the least curvature.
-- Without linear theory the scale of a band also changes with the parameters, as exp(s (u - centre)). The gradient along
-  u gains s v, where v is the number of modes plus the sum of gradients times positions. For independent modes,
-  s = -c' / (2 c) keeps the curvature c of the band constant in u. Projected data make modes dependent: all s of a
-  parameter are multiplied by one factor, from the same regression.
-- One more s, common to all bands, keeps the sum of the curvatures constant, because that sum times the square of the
-  step shifts parameters (`mclmc.density_shift`).
-- Parameters are scaled along the eigenvectors of the remaining curvature, by the same rule as the modes.
+- `scale`: width of the modes, for a curvature c = E[g^2] of sqrt(c), or `LARGEST_CURVATURE` if that is less;
+- `shift`: slope of the Wiener mean with a parameter, which leaves the parameter the least curvature;
+- `stretch`: slope of the logarithm of the width with a parameter, which keeps c constant; without linear theory only.
 
-Without linear theory the mean of the noise x is the mean along the chains of x + d log p / dx. It equals the mean of x
-(Stein 1981) and is zero, without noise of the draws, for modes without data. It changes with a parameter as
-exp(t (u - centre)), which is nearer than a line for an amplitude, where it goes as 1 / u.
-
-All maps are linear in the position at given parameters, and their volume depends on these alone: the posterior stays
-exact.
+Without linear theory the `mean` of the noise x is the mean of x + d log p / dx along the chains. Parameters are scaled
+along the eigenvectors of the remaining curvature (`factor`). All maps are linear in the position at given parameters,
+and their volume depends on these alone: the posterior stays exact.
 """
 
 from __future__ import annotations
@@ -35,15 +23,11 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from pmwd_dist.config import Config
+from pmwd_dist.infer.constants import BANDS, CLASSES, CURVATURE_DIFFERENCE, LARGEST_CURVATURE, RIDGE
 from pmwd_dist.infer.forward import wavevectors
 from pmwd_dist.parallel.distributed import to_host
 from pmwd_dist.parallel.fft import prfft3d
 from pmwd_dist.pm.fourier import counted_modes
-
-BANDS = 12  # bands of the wavenumber, of equal width in its logarithm
-CLASSES = 5  # classes of the component along the line of sight: 0, 1, 2, 4, 8 or more fundamental modes
-LARGEST_CURVATURE = 4.0  # after scaling; MCLMC at its target step is stable up to about ten
-_STEP = 0.5  # half the difference of a parameter in linear theory's scales
 
 
 class Adaptation(eqx.Module):
@@ -244,9 +228,10 @@ def changes_of_curvature(
     unit = jnp.eye(len(positions["parameters"]))
     if preconditioner.linear or not len(unit):
         return jnp.zeros((len(unit), preconditioner.band_count))
-    steps = jnp.concatenate([-_STEP * unit, _STEP * unit])
+    step = CURVATURE_DIFFERENCE
+    steps = jnp.concatenate([-step * unit, step * unit])
     before, after = jnp.split(jax.lax.map(logarithm, steps), 2)
-    changes = (after - before) / (2 * _STEP)
+    changes = (after - before) / (2 * step)
     return jnp.where(jnp.isfinite(changes), changes, 0)
 
 
@@ -262,5 +247,5 @@ def _widths(curvature: np.ndarray) -> np.ndarray:
 def _regression(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Coefficients of y on x, about 1 in size, shrunk to zero where there are few data."""
     every = x.T @ x
-    every += (0.01 + x.shape[1] / len(x)) * np.diag(np.diag(every)) + np.mean(y**2) * np.eye(len(every))
+    every += (RIDGE + x.shape[1] / len(x)) * np.diag(np.diag(every)) + np.mean(y**2) * np.eye(len(every))
     return np.linalg.solve(every, x.T @ y)

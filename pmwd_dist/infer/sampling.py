@@ -27,9 +27,10 @@ from jaxtyping import Array
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.chain import scales
 from pmwd_dist.infer.chain.chain import Chain, Moments, Progress, Restarts, Run, named, on_devices, placed, restored
-from pmwd_dist.infer.chain.diagnostics import FEW_FAILURES, LARGEST_BIAS, LARGEST_REMAINDER, step_errors
+from pmwd_dist.infer.chain.diagnostics import step_errors
 from pmwd_dist.infer.chain.folder import ChainFolder, chain_of, identity_of
 from pmwd_dist.infer.chain.progress import is_shown, with_bar
+from pmwd_dist.infer.constants import ENERGY_VARIANCE, FEW_FAILURES, LARGEST_BIAS, LARGEST_REMAINDER, MOST_RESTARTS
 from pmwd_dist.infer.lensing import Convergence
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers.mclmc import IntegratorState, density_shift
@@ -37,14 +38,11 @@ from pmwd_dist.infer.samplers.methods import Method, check_method, transition
 from pmwd_dist.infer.tuning import discretisation_bias
 from pmwd_dist.infer.tuning.loop import ChainTuning, TuningProgress, begin, check_share, tuning_block
 from pmwd_dist.infer.tuning.schedule import Schedule
-from pmwd_dist.infer.tuning.step_size import ENERGY_VARIANCE
 from pmwd_dist.io.arrays import Arrays
 from pmwd_dist.parallel.distributed import from_main, raise_on_all_processes, to_host
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm.status import SimulationError
-
-MOST_RESTARTS = 6  # largest number of times that chains start over
 
 
 @on_auto_axes

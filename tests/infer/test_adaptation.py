@@ -18,11 +18,9 @@ from benchmarks.calibration import ranks, uniformity
 from benchmarks.mocks import Mocks
 from pmwd_dist import infer
 from pmwd_dist.infer.chain.folder import ChainFolder
+from pmwd_dist.infer.constants import BANDS, CLASSES, LARGEST_CURVATURE
 from pmwd_dist.infer.forward import wavevectors
 from pmwd_dist.infer.preconditioner_adaptation import (
-    BANDS,
-    CLASSES,
-    LARGEST_CURVATURE,
     Adaptation,
     Observations,
     adapt,

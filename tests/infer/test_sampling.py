@@ -23,12 +23,12 @@ from pmwd_dist.infer import sampling, trees
 from pmwd_dist.infer.chain.chain import restored
 from pmwd_dist.infer.chain.diagnostics import StepErrors
 from pmwd_dist.infer.chain.folder import ChainFolder, identity_of
-from pmwd_dist.infer.preconditioner_adaptation import BANDS
+from pmwd_dist.infer.constants import BANDS
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.methods import Tuning
 from pmwd_dist.infer.tuning import loop
-from pmwd_dist.infer.tuning.blocks import run_blocks
-from pmwd_dist.infer.tuning.step_size import StepSize
+from pmwd_dist.infer.tuning.loop import run_blocks
+from pmwd_dist.infer.tuning.schedule import StepSize
 from pmwd_dist.io.arrays import read_arrays
 from pmwd_dist.pm.noise import white_noise
 from pmwd_dist.pm.status import Code, SimulationError

@@ -15,12 +15,12 @@ import pytest
 import pmwd_dist as pmd
 from pmwd_dist import infer
 from pmwd_dist.infer import sampling
+from pmwd_dist.infer.constants import AWAY, ENERGY_VARIANCE
 from pmwd_dist.infer.preconditioner_adaptation import Observations
 from pmwd_dist.infer.samplers import mclmc
-from pmwd_dist.infer.tuning.blocks import run_blocks
-from pmwd_dist.infer.tuning.curvature import AWAY, at_extremes, largest_curvatures, longest_step
-from pmwd_dist.infer.tuning.schedule import STAGES, Schedule, TuningState
-from pmwd_dist.infer.tuning.step_size import ENERGY_VARIANCE, StepSize, after_block, is_stable
+from pmwd_dist.infer.tuning.curvature import at_extremes, largest_curvatures, longest_step
+from pmwd_dist.infer.tuning.loop import run_blocks
+from pmwd_dist.infer.tuning.schedule import STAGES, Schedule, StepSize, TuningState, after_block, is_stable
 
 CELLS, CHAINS, STEPS = 400, 4, 1000
 WIDTH = 0.4  # of the parameter of the Gaussian

@@ -13,19 +13,9 @@ import numpy as np
 from jaxtyping import Float
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist.infer import constants
 
 Chains = Float[np.ndarray, "chains draws"]
-
-LARGEST_BIAS = 0.05  # discretisation bias of a mean to correct once and to warn of [standard deviations]
-FEW_FAILURES = 1e-3  # share of failed steps that is no matter
-LARGEST_REMAINDER = 0.2  # bias after a correction for which chains start over again: the draws are worth more
-_WIDTH = 0.03  # discretisation bias of a standard deviation for which steps are too long
-_CHAIN, _TAIL = 4.0, 30.0  # energy variance per target for which steps are too long: of a chain, and of a part of draws
-_PARTS = 20  # parts of the draws, in the order of a parameter
-_UNMIXED, _FEWEST_EFFECTIVE = 1.1, 40  # R-hat, and effective draws, of chains that show no bias
-_SHORTER, _AIM = 0.75, 0.8  # factor of unstable steps, and aim relative to the largest bias
-_FEWEST_STEPS = 40  # steps that show the variance of the energy error
-_LEAST_LEFT = 0.2  # smallest share of a variance within chains that are far from one another
 
 
 def rhat(x: Chains) -> float:
@@ -121,7 +111,7 @@ def step_bias(x: Chains, density_shift: Chains) -> tuple[float, float]:
         return 0.0, 0.0
     # About the mean of each chain, since chains may not be mixed. `left` restores the slow part of the variance.
     product = (x - x.mean(axis=1, keepdims=True)) * (shift - shift.mean(axis=1, keepdims=True)) / width
-    left = max(1 - x.shape[0] / ess_mean(x), _LEAST_LEFT)
+    left = max(1 - x.shape[0] / ess_mean(x), constants.LEAST_LEFT)
     return float(np.mean(product)) / left, float(np.std(product)) / math.sqrt(ess_mean(product)) / left
 
 
@@ -148,7 +138,7 @@ class StepErrors(NamedTuple):
         return self.unstable + self.biased
 
 
-def step_errors(chain: Any, energy_variance: float, largest_bias: float = LARGEST_BIAS) -> StepErrors:
+def step_errors(chain: Any, energy_variance: float, largest_bias: float = constants.LARGEST_BIAS) -> StepErrors:
     """Errors of the draws of a chain by finite steps: the energy error, its tail, and the discretisation bias.
 
     The bias goes as the square of the step if steps are stable. A bias counts if it is larger than three of its errors.
@@ -161,31 +151,32 @@ def step_errors(chain: Any, energy_variance: float, largest_bias: float = LARGES
         x = np.asarray(draws, float)
         if x.shape[1] < 4:
             continue
-        if (ratio := rhat(x)) > _UNMIXED or ess_mean(x) < _FEWEST_EFFECTIVE:
+        if (ratio := rhat(x)) > constants.UNMIXED or ess_mean(x) < constants.FEWEST_EFFECTIVE:
             unmixed.append(f"{name} (R-hat {ratio:.2f}, {ess_mean(x):.0f} effective samples)")
             continue
         square = 0.5 * ((x - x.mean()) / x.std()) ** 2
         of_width = square.std() * np.array(step_bias(square, chain.density_shift))
         for (bias, error), what, most in (
             (step_bias(x, chain.density_shift), "shift", largest_bias),
-            (of_width, "change the width of", _WIDTH),
+            (of_width, "change the width of", constants.LARGEST_WIDTH_BIAS),
         ):
             if abs(bias) > max(most, 3 * error):
                 biased.append(f"steps {what} {name} by {bias:+.3f} ± {error:.3f} standard deviations")
-                factors[what] = min(factors[what], max(0.4, math.sqrt(_AIM * most / abs(bias))))
+                factor = max(constants.SHORTEST_FACTOR, math.sqrt(constants.AIM * most / abs(bias)))
+                factors[what] = min(factors[what], factor)
     if unstable:
-        return StepErrors(unstable, biased, unmixed, _SHORTER, _SHORTER)
+        return StepErrors(unstable, biased, unmixed, constants.SHORTER, constants.SHORTER)
     return StepErrors(unstable, biased, unmixed, min(factors.values()), factors["change the width of"])
 
 
 def _energy_reasons(chain: Any, energy_variance: float) -> list[str]:
     """A sentence about energy errors far beyond the target, of a chain or where a parameter is large or small."""
     dimensions = chain.noise_mean.size + len(chain.parameters)
-    if chain.energy_change.shape[1] < _FEWEST_STEPS:
+    if chain.energy_change.shape[1] < constants.FEWEST_STEPS:
         return []
     largest = float(np.max(np.var(chain.energy_change, axis=1))) / dimensions
     where, tail = _energy_tail(chain, dimensions)
-    if largest <= _CHAIN * energy_variance and tail <= _TAIL * energy_variance:
+    if largest <= constants.CHAIN_VARIANCE * energy_variance and tail <= constants.TAIL_VARIANCE * energy_variance:
         return []
     there = f", and {tail:.1e} {where}" if where else ""
     return [f"the variance of the energy error is up to {largest:.1e} a dimension in a chain{there}"]
@@ -197,7 +188,7 @@ def _energy_tail(chain: Any, dimensions: int) -> tuple[str, float]:
     for name, x in chain.parameters.items():
         draws = np.asarray(x, float).ravel()
         energies = np.asarray(chain.energy_change, float).reshape(draws.size, -1)
-        order, count = np.argsort(draws), min(_PARTS, energies.size // _FEWEST_STEPS)
+        order, count = np.argsort(draws), min(constants.PARTS, energies.size // constants.FEWEST_STEPS)
         parts = np.array_split(order, count) if count > 1 else []
         for part in parts:
             variance, (low, high) = float(np.var(energies[part])) / dimensions, draws[part[[0, -1]]]

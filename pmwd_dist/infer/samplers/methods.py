@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -14,7 +13,6 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.samplers import hmc, mclmc
 from pmwd_dist.infer.samplers.mclmc import Agree, IntegratorState, LogDensity, Transition, unchanged
 
-TRAJECTORY = math.pi / 2  # mean length of the trajectories of HMC: a quarter of the period of unit variances
 Method = Literal["mclmc", "hmc"]
 
 

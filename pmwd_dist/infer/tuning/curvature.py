@@ -16,14 +16,8 @@ import numpy as np
 from jaxtyping import Array
 
 from pmwd_dist.infer import trees
+from pmwd_dist.infer.constants import ASIDE, AWAY, FURTHER, ITERATIONS, LARGEST_PHASE
 from pmwd_dist.parallel.distributed import to_devices, to_host
-
-# Step per root of the dimensions, times the root of the largest curvature. Velocity Verlet is unstable from 2 on in a
-# normal distribution. The curvature varies along a chain.
-LARGEST_PHASE = 1.6
-AWAY = 2.5  # distance from the mean of a parameter [standard deviations]
-_ASIDE = 0.5  # half the distance of a difference of gradients, about the distance of a step along one direction
-_ITERATIONS, _FURTHER = 12, 2
 
 _aside = jax.jit(trees.add)
 
@@ -40,12 +34,12 @@ def largest_curvatures(slopes: Callable[[Any], Any], positions: Any, extremes: S
     def iterated(positions: Any, directions: Any, times: int) -> tuple[Any, np.ndarray]:
         sizes = None
         for _ in range(times):
-            ends = [slopes(_aside(positions, sign * _ASIDE, directions)) for sign in (-1.0, 1.0)]
-            directions, sizes = _normalised(jax.tree.map(lambda x, y: (x - y) / (2 * _ASIDE), *ends))
+            ends = [slopes(_aside(positions, sign * ASIDE, directions)) for sign in (-1.0, 1.0)]
+            directions, sizes = _normalised(jax.tree.map(lambda x, y: (x - y) / (2 * ASIDE), *ends))
         return directions, to_host(sizes)
 
-    directions, found = iterated(positions, _normalised(slopes(positions))[0], _ITERATIONS)
-    return np.concatenate([found, *(iterated(x, directions, _FURTHER)[1] for x in extremes)])
+    directions, found = iterated(positions, _normalised(slopes(positions))[0], ITERATIONS)
+    return np.concatenate([found, *(iterated(x, directions, FURTHER)[1] for x in extremes)])
 
 
 @jax.jit

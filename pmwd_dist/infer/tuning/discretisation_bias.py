@@ -1,18 +1,9 @@
-"""Correction of the discretisation bias of parameters by MCLMC, which accepts every step. It is our own.
+"""Correction of the discretisation bias of parameters by MCLMC, which accepts every step (docs/explanation/tuning.md).
 
-Steps of length h sample the density p(x, u) exp(s) of fields x and parameters u to second order in h, where s goes as
-h^2 (`mclmc.density_shift`). The marginal density of u is multiplied by exp(S(u)), with S(u) = E[s | u]. If the
-curvatures of many modes depend on u, this moves the mean of u, though the error of each mode is negligible.
-
-Let v = R^-1 (u - mean) be independent combinations of unit variance, for the covariance R R^T of u. To first order
-S(u) = b v up to a constant, where a regression of s on v gives b, the shift of v in standard deviations. Chains of the
-density p(x, u) exp(-b v) have draws of p to first order. An estimate of b with an error e is multiplied by
-b^2 / (b^2 + e^2), which minimises the mean square of the remainder.
-
-The parameters u are whitened. Their prior is standard normal, so that the corrected density is normalisable.
-
-The tuning is too short for an estimate. `sample` estimates b where its draws show a bias, discards them, and starts the
-chains over with the correction, which never changes while draws are kept. The remainder is estimated from s - b v.
+Chains of the density p exp(-b v), with independent combinations v = R^-1 (u - mean) of the whitened parameters u and
+b = Cov(s, v), have draws of p to first order in the density shift s (`mclmc.density_shift`). `sample` estimates b where
+its draws show a bias, discards them, and starts the chains over with the correction, which never changes while draws
+are kept. The remainder is estimated from s - b v.
 """
 
 from __future__ import annotations

@@ -20,13 +20,13 @@ from pmwd_dist._jax.profile import part
 from pmwd_dist.infer import preconditioner_adaptation as adaptation
 from pmwd_dist.infer.chain.chain import Moments, Run, named, placed, restored
 from pmwd_dist.infer.chain.folder import ChainFolder
+from pmwd_dist.infer.constants import TRAJECTORIES
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers import mclmc
-from pmwd_dist.infer.samplers.mclmc import IntegratorState
-from pmwd_dist.infer.samplers.methods import Method, Tuning
-from pmwd_dist.infer.tuning.blocks import Block, run_blocks
+from pmwd_dist.infer.samplers.mclmc import IntegratorState, LogDensity
+from pmwd_dist.infer.samplers.methods import Method, Tuning, transition
 from pmwd_dist.infer.tuning.curvature import at_extremes, largest_curvatures, longest_step
-from pmwd_dist.infer.tuning.schedule import Schedule, TuningState, block_length
+from pmwd_dist.infer.tuning.schedule import Block, Schedule, TuningState, block_length
 from pmwd_dist.io.arrays import Arrays
 from pmwd_dist.parallel.distributed import SharedError, from_main, to_host
 from pmwd_dist.pm.status import SimulationError
@@ -213,3 +213,40 @@ def tuning_block(
     options: dict[str, Any] = {"logdensity": posterior.logdensity, "observe": posterior.observe, "length": length}
     options |= {"spmd_axis_name": axis, "agree": posterior.model.config.decomposition.equal_copies}
     return run_blocks(key, states, tuning, method, **options)
+
+
+def run_blocks(
+    key: Array,
+    states: IntegratorState,
+    tuning: Tuning,
+    method: Method,
+    *,
+    logdensity: LogDensity,
+    observe: Callable[[Any, Any], tuple[Any, Array]],
+    length: int,
+    spmd_axis_name: str | None = None,
+    **options: Any,
+) -> tuple[IntegratorState, Block]:
+    """A block of a batch of chains: `length` steps of MCLMC, or a few trajectories of HMC.
+
+    The observer is a function of position and gradient. It returns arrays to keep and a field to average. Further
+    options are those of `transition`.
+    """
+    chains, steps = states.logdensity.shape[0], length if method == "mclmc" else TRAJECTORIES
+    fractions = jax.random.uniform(jax.random.fold_in(key, chains), (steps,))  # shared by all chains
+    step = partial(transition, logdensity=logdensity, method=method, tuning=tuning, **options)
+
+    def once(carry: tuple[IntegratorState, Array], inputs: tuple[Array, Array]) -> Any:
+        state, noise = carry
+        state, info = step(inputs[0], state, fraction=inputs[1])
+        observed, field = observe(state.position, state.logdensity_grad)
+        return (state, noise + field / steps), (info.energy_change, info.nonans, observed)
+
+    def one(key: Array, state: IntegratorState) -> tuple[IntegratorState, Block]:
+        field = jax.eval_shape(observe, state.position, state.logdensity_grad)[1]
+        begin = state, jnp.zeros(field.shape, field.dtype)
+        (state, noise), each = jax.lax.scan(once, begin, (jax.random.split(key, steps), fractions))
+        energy_change, nonans, observed = each
+        return state, Block(energy_change, nonans, observed, noise)
+
+    return jax.vmap(one, spmd_axis_name=spmd_axis_name)(jax.random.split(key, chains), states)

@@ -1,9 +1,14 @@
-"""The stages of a tuning, as records in one table (`STAGES`), and its state.
+"""The stages of a tuning, as records in one table, its state, and the step size (docs/explanation/tuning.md).
 
 Posteriors of N-body simulations have other maxima at more evolved universes, in which chains can be stuck. Large scales
 settle before small ones where the weight of the likelihood, a power to which it is raised, grows evenly in its
 logarithm. HMC begins as MCLMC, which reaches the posterior in fewer gradients, and runs itself in the last stage
 (Robnik & Seljak 2023 for MCLMC).
+
+The step h is found from the variance of the energy errors: it goes as h^6 for a step of MCLMC, which accepts every step
+and takes a tail of what blocks ask for, and as h^4 for a trajectory of HMC, which takes the median. The energy error of
+many dimensions hides a few unstable ones: the largest curvature limits the step (`tuning.curvature`), and a block whose
+variance is far beyond the target is discarded.
 """
 
 from __future__ import annotations
@@ -16,13 +21,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.infer import trees
+from pmwd_dist.infer import constants, trees
 from pmwd_dist.infer.preconditioner_adaptation import Observations
-from pmwd_dist.infer.samplers.methods import TRAJECTORY, Method, Tuning
-from pmwd_dist.infer.tuning.blocks import Block
-from pmwd_dist.infer.tuning.step_size import ENERGY_VARIANCE, TRAJECTORY_VARIANCE, StepSize, after_block, is_stable
+from pmwd_dist.infer.samplers.methods import Method, Tuning
 from pmwd_dist.parallel.inputs import whole_number
 
 
@@ -55,14 +59,78 @@ STAGES = (
     Stage("posterior", 0.14, 1.0, True, 4.0, adapts=True),
     Stage("step size", 0.28, 1.0, True, 4.0, adapts=False, own_sampler=True),
 )
-SHORTEST = 40  # steps of the shortest tuning
-BLOCK = 20  # largest number of steps with one step size
-_FIRST_STEP = 0.05  # per root of the dimensions
 
 
 def block_length(steps: int) -> int:
     """Number of steps of a block in a tuning of `steps`."""
-    return min(BLOCK, steps // 8)
+    return min(constants.BLOCK, steps // 8)
+
+
+class StepSize(NamedTuple):
+    """A step size, and the bounds that the tuning has found so far.
+
+    Args:
+      value: step size.
+      wanted: logarithm of the step that each chain asks for, stable block by stable block of a stage, (blocks, chains).
+      stability: stability limit of MCLMC along the direction of the largest curvature; no more than half a trajectory.
+      unstable: bound from the last unstable block.
+      stable: largest step of a stable block.
+    """
+
+    value: float
+    wanted: np.ndarray
+    stability: float = math.inf
+    unstable: float = math.inf
+    stable: float = 0.0
+
+    def scaled(self, factor: float, stability: float) -> StepSize:
+        """The step in other units, after a change of positions or the sampler, without earlier blocks."""
+        return StepSize(min(factor * self.value, stability), self.wanted[:0], stability)
+
+    def settled(self) -> StepSize:
+        """The step at the end of a tuning, no larger than the largest stable one."""
+        return self._replace(value=min(self.value, self.stable or math.inf), wanted=self.wanted[:0])
+
+
+def is_stable(energy_change: np.ndarray, fine: np.ndarray, target: float, *, late: bool) -> bool:
+    """Whether a block may be kept: finite, and with an energy error that is not far beyond the target."""
+    variance = float(np.mean(np.var(energy_change, axis=1, ddof=1)))
+    return bool(np.all(fine)) and variance < (constants.UNSTABLE_LATE if late else constants.UNSTABLE) * target
+
+
+def after_block(step: StepSize, energy_change: np.ndarray, target: float, method: Method, *, stable: bool) -> StepSize:
+    """The step size for the next block.
+
+    `energy_change` has the shape (chains, steps). A block that is not stable was discarded (`is_stable`).
+    """
+    if not stable:
+        unstable = step.value
+        return step._replace(value=constants.AFTER_UNSTABLE * unstable, unstable=constants.LARGEST_STABLE * unstable)
+    power, tail = (6, constants.TAIL) if method == "mclmc" else (4, 0.5)
+    variance = np.maximum(np.var(energy_change, axis=1, ddof=1), 1e-300)
+    change = np.clip(np.log(target / variance) / power, -constants.LARGEST_CHANGE, constants.LARGEST_CHANGE)
+    wanted = np.concatenate([step.wanted, math.log(step.value) + change[None]])
+    value = math.exp(float(np.quantile(wanted[len(wanted) // 2 :], tail)))
+    if abs(now := float(np.quantile(change, tail))) > 0.5 * constants.LARGEST_CHANGE:  # far from the target
+        value = step.value * math.exp(now)
+    value = min(value, step.stability, step.unstable)
+    return step._replace(value=value, wanted=wanted, stable=max(step.stable, step.value))
+
+
+class Block(NamedTuple):
+    """Statistics of a block of steps, of one chain or with a leading axis of chains.
+
+    Args:
+      energy_change: energy error of each step.
+      nonans: whether each step is finite.
+      observed: what the observer returns, after each step.
+      noise: mean of the observer's field.
+    """
+
+    energy_change: Array
+    nonans: Array
+    observed: Any
+    noise: Array
 
 
 class PlannedBlock(NamedTuple):
@@ -127,14 +195,14 @@ class Schedule:
     positions: Any
     steps: int
     method: Method = "mclmc"
-    energy_variance: float = ENERGY_VARIANCE
+    energy_variance: float = constants.ENERGY_VARIANCE
     stages: tuple[Stage, ...] = STAGES
 
     def __post_init__(self):
         if not 0 < self.energy_variance < math.inf:
-            remedy = f"use {ENERGY_VARIANCE:g}, or less where the error differs along a chain"
+            remedy = f"use {constants.ENERGY_VARIANCE:g}, or less where the error differs along a chain"
             raise ArgumentError("energy_variance", self.energy_variance, "must be positive and finite", remedy)
-        whole_number(self.steps, "tuning_steps", least=SHORTEST)
+        whole_number(self.steps, "tuning_steps", least=constants.SHORTEST)
 
     @cached_property
     def blocks(self) -> list[PlannedBlock]:
@@ -162,7 +230,7 @@ class Schedule:
 
     def begin(self) -> TuningState:
         """The state before the first block."""
-        return TuningState(0, StepSize(_FIRST_STEP * math.sqrt(self.dimensions), np.zeros((0, self.chains))))
+        return TuningState(0, StepSize(constants.FIRST_STEP * math.sqrt(self.dimensions), np.zeros((0, self.chains))))
 
     def done(self, state: TuningState) -> bool:
         """Whether all blocks have run."""
@@ -180,7 +248,7 @@ class Schedule:
         """The parameters of the sampler, as NumPy arrays."""
         kind, block = np.dtype(jnp.result_type(*jax.tree.leaves(self.positions))), self.next(state)
         # The orbits of nearly normal fields have no error at any step: all trajectories would have one length.
-        length = block.stage.L * math.sqrt(self.dimensions) if block.method == "mclmc" else TRAJECTORY
+        length = block.stage.L * math.sqrt(self.dimensions) if block.method == "mclmc" else constants.TRAJECTORY
         moves = jax.tree.map(lambda x: np.asarray(block.stage.parameters_move or x.ndim > 1, kind), self.positions)
         size = np.asarray(state.step.value, kind)
         return Tuning(np.asarray(max(length, size), kind), size, moves)
@@ -188,7 +256,7 @@ class Schedule:
     def update(self, state: TuningState, block: Block) -> TuningState:
         """The state after a block, of NumPy arrays."""
         now = self.next(state)
-        target = TRAJECTORY_VARIANCE if now.method != "mclmc" else self.energy_variance * self.dimensions
+        target = constants.TRAJECTORY_VARIANCE if now.method != "mclmc" else self.energy_variance * self.dimensions
         energy, fine = np.asarray(block.energy_change, float), np.asarray(block.nonans, bool)
         kept = is_stable(energy, fine, target, late=now.stage.own_sampler and now.method == "mclmc")
         step = after_block(state.step, energy, target, now.method, stable=kept)
@@ -212,6 +280,7 @@ class Schedule:
         if self.done(state):
             return state._replace(step=step.settled())
         step = step.scaled(1.0, stability * root) if last.stage.adapts else step._replace(wanted=step.wanted[:0])
-        if self.next(state).method != last.method:  # Errors add up along a trajectory. Steps of HMC are times.
-            step = step.scaled(0.4 / root, min(step.stability / root, 0.5 * TRAJECTORY))
+        if self.next(state).method != last.method:  # steps of HMC are times
+            limit = min(step.stability / root, 0.5 * constants.TRAJECTORY)
+            step = step.scaled(constants.FIRST_OF_TRAJECTORY / root, limit)
         return TuningState(state.total, step)

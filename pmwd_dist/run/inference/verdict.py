@@ -17,7 +17,8 @@ from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import message, remove
 from pmwd_dist._jax.profile import part
-from pmwd_dist.infer.chain.diagnostics import FEW_FAILURES, step_errors, stuck
+from pmwd_dist.infer.chain.diagnostics import step_errors, stuck
+from pmwd_dist.infer.constants import FEW_FAILURES, UNMIXED
 from pmwd_dist.io.arrays import Arrays, read_arrays
 from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes, to_devices, to_host
 from pmwd_dist.parallel.fft import pirfft3d
@@ -33,7 +34,6 @@ from pmwd_dist.run.inference.predictive import Comparison, Images, compare, plan
 from pmwd_dist.run.settings import InferenceSettings, read_as
 
 _FEWEST = 4  # draws of a chain, for R-hat
-_UNMIXED = 1.1  # R-hat of chains that more steps may not help
 _ACCEPTED = 0.5  # share of the trajectories
 _MISFIT = 0.01  # probability that one of the checks of the fit fails where the model is right
 
@@ -218,7 +218,7 @@ def find_mixing_reasons(plan: InferenceJob, chain: infer.Chain) -> list[str]:
         )
     if not problems:
         return []
-    if max(apart.values(), default=1.0) >= _UNMIXED:
+    if max(apart.values(), default=1.0) >= UNMIXED:
         remedy = "the chains have not mixed, or are stuck: look at traces.png"
     else:
         sizes = [_size(row) for row in few.values()] + ([] if worst is None else [worst[1]["ess_bulk"]])

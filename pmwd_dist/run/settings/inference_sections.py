@@ -9,8 +9,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer import priors
+from pmwd_dist.infer.constants import ENERGY_VARIANCE
 from pmwd_dist.infer.priors import Prior
-from pmwd_dist.infer.tuning.step_size import ENERGY_VARIANCE
 from pmwd_dist.run.settings.section import File, Section, about, one_or_several
 from pmwd_dist.run.settings.writing import Raw, toml_value
 

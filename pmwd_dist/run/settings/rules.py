@@ -240,7 +240,7 @@ def _truth(settings: InferenceSettings) -> Problems:
 
 
 def _chains(settings: InferenceSettings) -> Problems:
-    from pmwd_dist.infer.tuning.step_size import ENERGY_VARIANCE
+    from pmwd_dist.infer.constants import ENERGY_VARIANCE
 
     start, sampler = settings.start, settings.sampler
     if start.begin == "map" and find_spec("optax") is None:
