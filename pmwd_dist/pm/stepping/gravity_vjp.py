@@ -29,14 +29,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.force_transpose import force_transpose
 from pmwd_dist.ops.stencil import WIDTH
-from pmwd_dist.ops.step_vjp import (
-    UndoDrift,
-    UndoKick,
-    drifted_back,
-    undo_drift,
-    undo_drift_and_kick,
-    undo_kick,
-)
+from pmwd_dist.ops.step_vjp import UndoDrift, UndoKick, drifted_back, undo_drift, undo_drift_and_kick, undo_kick
 from pmwd_dist.parallel.fft import filtered_block
 from pmwd_dist.parallel.halo import pad_block, reduce_block
 from pmwd_dist.pm.gravity import force_meshes, padded_force, solve
@@ -257,17 +250,8 @@ def _drift(config: Config, max_displacement: Array, pending: PendingDrifts) -> t
     return AdjointState(disp, pending.state.momenta, ct_disp, ct_vel), first
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _cached_kick(
-    config: Config,
-    max_displacement: Array,
-    state: AdjointState,
-    undo: UndoKick,
-    factor: StepFactor | None,
-    entry: Entry,
-) -> KickVJP:
-    """`_kick` with the stored potential; derivatives compute the potential at the displacements."""
-    return _kick(config, max_displacement, state, undo, factor, entry)
+# With the stored potential; derivatives compute the potential at the displacements.
+_cached_kick = jax.custom_jvp(_kick, nondiff_argnums=(0,))
 
 
 @_cached_kick.defjvp
