@@ -161,7 +161,7 @@ def speed(posterior: infer.Posterior, truth: Any, chains: int) -> str:
     def batch(positions: Any, posterior: infer.Posterior) -> Any:
         return jax.vmap(lambda z: gradient(z, posterior))(positions)
 
-    position = posterior.whiten(truth["noise"], truth["parameters"])
+    position = posterior.to_latent(truth["noise"], truth["parameters"])
     positions = jax.tree.map(lambda x: jnp.stack([x] * chains), position)
     one, slope = timed(forward, position, posterior), timed(gradient, position, posterior)
     many = timed(batch, positions, posterior)

@@ -223,7 +223,7 @@ def conditioned_on(posterior: infer.Posterior, data: Any) -> infer.Posterior:
 
 
 def _numbers(posterior: infer.Posterior, position: Any, logdensity: Any) -> tuple[dict[str, Any], Any]:
-    noise, parameters = posterior.unwhiten(position)
+    noise, parameters = posterior.from_latent(position)
     return parameters | {"noise in a cell": noise[1, 2, 3], "log density": logdensity}, noise
 
 
@@ -238,7 +238,7 @@ def _begin(keys: Any, posterior: infer.Posterior, chains: int, given: Any) -> An
         data = model.mock(keys[1], truth)
         own = conditioned_on(posterior, data)
         positions = jax.vmap(own.initial)(jax.random.split(keys[2], chains))
-        at_truth = own.whiten(truth["noise"], truth["parameters"])
+        at_truth = own.to_latent(truth["noise"], truth["parameters"])
         together = jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), positions, at_truth)
         directions = jax.random.split(keys[3], chains + 1)
         states = jax.vmap(lambda k, z: mclmc.init(k, z, own.logdensity))(directions, together)

@@ -18,9 +18,6 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.infer.chain.export import as_arviz as as_arviz
     from pmwd_dist.infer.chain.export import as_getdist as as_getdist
     from pmwd_dist.infer.chain.folder import load_chain as load_chain
-    from pmwd_dist.infer.fit import Check as Check
-    from pmwd_dist.infer.fit import check_fit as check_fit
-    from pmwd_dist.infer.fit import check_prior as check_prior
     from pmwd_dist.infer.forward import LinearField as LinearField
     from pmwd_dist.infer.forward import Simulation as Simulation
     from pmwd_dist.infer.galaxies import LagrangianGalaxies as LagrangianGalaxies
@@ -32,6 +29,9 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.infer.model import Posterior as Posterior
     from pmwd_dist.infer.model import numpyro_position as numpyro_position
     from pmwd_dist.infer.optimise import maximise as maximise
+    from pmwd_dist.infer.predictive_checks import Check as Check
+    from pmwd_dist.infer.predictive_checks import check_fit as check_fit
+    from pmwd_dist.infer.predictive_checks import check_prior as check_prior
     from pmwd_dist.infer.priors import LogNormal as LogNormal
     from pmwd_dist.infer.priors import Normal as Normal
     from pmwd_dist.infer.priors import Uniform as Uniform

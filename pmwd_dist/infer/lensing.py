@@ -21,7 +21,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.infer.forward import ForwardModel
-from pmwd_dist.infer.likelihoods import check_finite, checked_mask, seen
+from pmwd_dist.infer.likelihoods import check_finite, checked_mask, masked
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.observe.lensing import LightCone, Source, convergence, coverage_warning, lensing_weights
@@ -174,7 +174,7 @@ class ShapeNoise(eqx.Module):
 
     def residual(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Data less the maps in units of the noise; 0 behind the mask."""
-        return (seen(data, self.mask) - seen(field, self.mask)) / self.sigma.astype(field.dtype)
+        return (masked(data, self.mask) - masked(field, self.mask)) / self.sigma.astype(field.dtype)
 
     def check(self, data: Any, config: Config) -> None:
         """Raise ValueError unless data are finite numbers where the mask shows them."""

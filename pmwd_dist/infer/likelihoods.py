@@ -90,8 +90,8 @@ class Gaussian(eqx.Module):
             modes = prfft3d(data - field, config.decomposition, norm="ortho")  # 1 is the variance of a cell
             chi2 = jnp.sum(weight * (modes.real**2 + modes.imag**2)) / sigma**2
             return -0.5 * chi2 - jnp.sum(weight) * jnp.log(sigma)
-        logs = jnp.sum(seen(jnp.broadcast_to(jnp.log(sigma), field.shape), self.mask))
-        return -0.5 * jnp.sum(((seen(data, self.mask) - seen(field, self.mask)) / sigma) ** 2) - logs
+        logs = jnp.sum(masked(jnp.broadcast_to(jnp.log(sigma), field.shape), self.mask))
+        return -0.5 * jnp.sum(((masked(data, self.mask) - masked(field, self.mask)) / sigma) ** 2) - logs
 
     def _compared_modes(self, config: Config, dtype: Any) -> Array:
         """Number of modes per value of a spectrum, 0 beyond k_max and for the mean."""
@@ -107,7 +107,7 @@ class Gaussian(eqx.Module):
     def residual(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Compared modes of data minus field, in units of sigma; 0 behind the mask."""
         sigma = jnp.asarray(self._sigma(parameters), field.dtype)
-        chi = seen((data - field) / sigma, self.mask)
+        chi = masked((data - field) / sigma, self.mask)
         if self.k_max is None:
             return chi
         compared = self._compared_modes(config, chi.dtype) > 0
@@ -124,7 +124,7 @@ class Gaussian(eqx.Module):
 
     def contrast(self, data: Array, parameters: Mapping[str, ArrayLike]) -> Array:
         """Data minus the mean with all modes, 0 behind the mask."""
-        return seen(data, self.mask, 1) - 1
+        return masked(data, self.mask, 1) - 1
 
     def noise_variance(self, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Harmonic mean of the variance over all cells, infinite behind the mask.
@@ -169,21 +169,21 @@ class Poisson(eqx.Module):
         self.nbar = None if isinstance(nbar, str) else _number_or_field(nbar, "nbar", self.mask)
         given = 1.0 if selection is None else selection
         self.selection = _number_or_field(given, "selection", self.mask, zeros=True)
-        if not np.any(seen(self.selection, self.mask)):
+        if not np.any(masked(self.selection, self.mask)):
             constraint = "is 0 in every cell" + ("" if self.mask is None else " that the mask shows")
             raise ArgumentError("selection", selection, constraint, "it is the fraction observed", show_value=False)
 
     def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Logarithm of the probability of the counts."""
-        field = seen(field, self.mask, 1)
-        data = seen(data, self.mask).astype(field.dtype)
+        field = masked(field, self.mask, 1)
+        data = masked(data, self.mask).astype(field.dtype)
         selection = self.selection.astype(field.dtype)
         some = selection > 0  # a selection of 0 allows no galaxies
         factor = jnp.asarray(self._nbar(parameters), field.dtype) * jnp.where(some, selection, 1)
         log_mean = jnp.log(factor) + _log_positive(field)  # the mean itself may underflow
         terms = data * log_mean - self.mean(field, parameters) - gammaln(data + 1)
         terms = jnp.where(some, terms, jnp.where(data > 0, -jnp.inf, 0))
-        return jnp.sum(seen(terms, self.mask))
+        return jnp.sum(masked(terms, self.mask))
 
     def mean(self, field: Array, parameters: Mapping[str, ArrayLike]) -> Array:
         """Expected number of galaxies in each cell."""
@@ -197,13 +197,13 @@ class Poisson(eqx.Module):
 
     def residual(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Root of counts minus root of means, with a variance of about 1 (Anscombe 1948); 0 behind the mask."""
-        mean = self.mean(seen(field, self.mask, 1), parameters)
-        return 2 * seen(jnp.sqrt(seen(data, self.mask) + 0.375) - jnp.sqrt(mean + 0.375), self.mask)
+        mean = self.mean(masked(field, self.mask, 1), parameters)
+        return 2 * masked(jnp.sqrt(masked(data, self.mask) + 0.375) - jnp.sqrt(mean + 0.375), self.mask)
 
     def check(self, data: Any, config: Config) -> None:
         """Raise ValueError unless data are counts where the mask shows them, and 0 where the selection is 0."""
         data = _checked_data(data, config, self.mask, selection=self.selection, nbar=self.nbar)
-        data = np.asarray(seen(data, self.mask))
+        data = np.asarray(masked(data, self.mask))
         wrong = (data < 0) | (data != np.rint(data))
         if wrong.any():
             raise ArgumentError("data", data[wrong][0], "is no number of galaxies", "use Gaussian for densities")
@@ -214,12 +214,12 @@ class Poisson(eqx.Module):
     def contrast(self, data: Array, parameters: Mapping[str, ArrayLike]) -> Array:
         """Counts over their mean, minus 1; 0 without data."""
         mean = self._nbar(parameters) * self.selection
-        contrast = seen(data, self.mask) / jnp.where(mean > 0, mean, 1) - 1
-        return seen(jnp.where(mean > 0, contrast, 0), self.mask)
+        contrast = masked(data, self.mask) / jnp.where(mean > 0, mean, 1) - 1
+        return masked(jnp.where(mean > 0, contrast, 0), self.mask)
 
     def noise_variance(self, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Inverse of the mean number of observed galaxies in a cell."""
-        return 1 / jnp.mean(self._nbar(parameters) * seen(self.selection, self.mask))
+        return 1 / jnp.mean(self._nbar(parameters) * masked(self.selection, self.mask))
 
     def _nbar(self, parameters: Mapping[str, ArrayLike]) -> Any:
         return value_of(self.name or self.nbar, parameters)
@@ -235,9 +235,9 @@ def _placed(field: Array, config: Config) -> Array:
     return jax.lax.with_sharding_constraint(field, config.decomposition.sharding)
 
 
-def seen(x: Array, mask: Array | None, hidden: float = 0) -> Array:
+def masked(x: Array, mask: Array | None, fill: float = 0) -> Array:
     """A field with a constant behind the mask, so that hidden cells enter no sum and no derivative."""
-    return x if mask is None else jnp.where(mask > 0, x, hidden)
+    return x if mask is None else jnp.where(mask > 0, x, fill)
 
 
 def shown(mask: Any, shape: tuple[int, ...]) -> np.ndarray:
@@ -296,11 +296,8 @@ def check_finite(data: np.ndarray, mask: Array | None) -> None:
         raise ArgumentError("data", data, constraint, "mask those cells", show_value=False)
 
 
-def doubt(data: Any, mask: Any = None, *, density: bool = False) -> str:
-    """A phrase that follows "data" if they are constant where the mask shows them, or densities whose mean is 0.
-
-    Else it is empty.
-    """
+def data_warning(data: Any, mask: Any = None, *, density: bool = False) -> str:
+    """A phrase after "data" if they are constant where the mask shows them, or densities of mean 0; else empty."""
     values = np.asarray(data)
     values = values[shown(mask, values.shape)]
     if values.size > 1 and (values == values[0]).all():

@@ -19,7 +19,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.sampled import COSMOLOGY
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.forward import ForwardModel, of_shape
-from pmwd_dist.infer.likelihoods import Gaussian, Likelihood, doubt, seen
+from pmwd_dist.infer.likelihoods import Gaussian, Likelihood, data_warning, masked
 from pmwd_dist.infer.precondition import Preconditioner, wiener_draw
 from pmwd_dist.infer.preconditioner_adaptation import Adaptation, Observations
 from pmwd_dist.infer.priors import Prior, check_priors, unwhiten, whiten
@@ -163,15 +163,15 @@ class Model(eqx.Module):
         with np.errstate(over="ignore"):  # marks of missing data
             likelihood.check(given, self.config)
             density = isinstance(self.forward, ForwardModel) and isinstance(likelihood, Gaussian)
-            odd = doubt(given, getattr(likelihood, "mask", None), density=density)
+            warning = data_warning(given, getattr(likelihood, "mask", None), density=density)
             data = self._place(jnp.asarray(numbers(data, "data"), float))
-        data = seen(jnp.where(jnp.isfinite(data), data, 1), mask, 1)
+        data = masked(jnp.where(jnp.isfinite(data), data, 1), mask, 1)
         if unused := self._unused(data):
             constraint = f"holds {', '.join(unused)}, which neither the forward model nor the likelihood uses"
             remedy = "leave it out, or look at how it is spelled"
             raise ArgumentError("priors", list(self.priors), constraint, remedy)
-        if odd:
-            warnings.warn(f"data {odd}", stacklevel=3)  # equinox calls methods
+        if warning:
+            warnings.warn(f"data {warning}", stacklevel=3)  # equinox calls methods
         return Posterior(self, data, Preconditioner(self))
 
     def _unused(self, data: Array) -> list[str]:
@@ -210,7 +210,7 @@ class Posterior(eqx.Module):
 
     Positions have the structure of `Model`'s, in the coordinates of a preconditioner: it shifts and scales the noise
     mode by mode, and scales the parameters. It begins with linear theory, or with the prior without a linear response
-    or with a mesh other than the lattice, and `sample` adapts it to the posterior. `unwhiten` and `whiten` convert.
+    or with a mesh other than the lattice, and `sample` adapts it to the posterior (`from_latent`, `to_latent`).
 
     Args:
       model: model of the data.
@@ -227,36 +227,36 @@ class Posterior(eqx.Module):
     @on_auto_axes
     def logdensity(self, position: Position) -> Array:
         """Logarithm of the posterior density, up to a constant; -inf where the simulation failed."""
-        noise, parameters, log_volume = self._unwhiten(position)
+        noise, parameters, log_volume = self._from_latent(position)
         field, fine = self.model.predict(noise, parameters)
         value = self.model.likelihood.logdensity(self.data, field, parameters, self.model.config)
         value = jnp.asarray(of_shape(value, (), "likelihood.logdensity", "a number"))
-        white = self.white(position)
+        white = self.whitened(position)
         value = self.weight.astype(value.dtype) * value + log_volume
         value = value - 0.5 * trees.dot(noise, noise) - 0.5 * trees.dot(white, white)
         return jnp.where(fine & jnp.isfinite(value), value, -jnp.inf)
 
     @on_auto_axes
-    def unwhiten(self, position: Position) -> tuple[Array, dict[str, Array]]:
+    def from_latent(self, position: Position) -> tuple[Array, dict[str, Array]]:
         """White noise of unit variance a priori, and parameters, of a position."""
-        return self._unwhiten(position)[:2]
+        return self._from_latent(position)[:2]
 
     def parameters(self, position: Position) -> dict[str, Array]:
         """Parameters of a position."""
-        return unwhiten(self.white(position), self.model.priors)
+        return unwhiten(self.whitened(position), self.model.priors)
 
-    def white(self, position: Position) -> dict[str, Array]:
+    def whitened(self, position: Position) -> dict[str, Array]:
         """Whitened parameters of a position."""
-        return self.preconditioner.white(position["parameters"])
+        return self.preconditioner.whitened(position["parameters"])
 
-    def _unwhiten(self, position: Position) -> tuple[Array, dict[str, Array], Array]:
+    def _from_latent(self, position: Position) -> tuple[Array, dict[str, Array], Array]:
         noise, parameters = position["noise"], self.parameters(position)
         noise = lattice_field(noise, self.model.config, "position['noise']")
         noise, log_volume = self.preconditioner.noise(self, position | {"noise": noise}, parameters)
         return noise, parameters, log_volume
 
     @on_auto_axes
-    def whiten(self, noise: Array, white: Mapping[str, ArrayLike]) -> Position:
+    def to_latent(self, noise: Array, white: Mapping[str, ArrayLike]) -> Position:
         """The position of white noise and whitened parameters."""
         return self.preconditioner.position(self, noise, {k: jnp.asarray(x) for k, x in white.items()})
 
@@ -301,7 +301,7 @@ class Posterior(eqx.Module):
 
     def moved(self, position: Position, other: Posterior) -> Position:
         """The position in another adaptation with the same noise and parameters."""
-        return other.whiten(self.unwhiten(position)[0], self.white(position))
+        return other.to_latent(self.from_latent(position)[0], self.whitened(position))
 
     @on_auto_axes
     @eqx.filter_jit
@@ -318,7 +318,7 @@ class Posterior(eqx.Module):
         noise, numbers = position["noise"], {name: 0.5 * u for name, u in position["parameters"].items()} | given
         if self.preconditioner.linear:
             noise = wiener_draw(key, noise, self, unwhiten(numbers, model.priors))
-        return self.whiten(noise, numbers)
+        return self.to_latent(noise, numbers)
 
 
 def numpyro_position(sites: Mapping[str, Any]) -> Position:

@@ -89,7 +89,7 @@ class Preconditioner(eqx.Module):
         """Parameters of a position, moved in linear theory's scales."""
         return _named(_vector(parameters) + _times(jnp.linalg.inv(self.adaptation.factor), by), parameters)
 
-    def white(self, parameters: Mapping[str, Array]) -> dict[str, Array]:
+    def whitened(self, parameters: Mapping[str, Array]) -> dict[str, Array]:
         """Whitened parameters from the parameters of a position."""
         return _named(_times(self.factor, self.in_linear_scales(parameters)), parameters)
 
@@ -135,7 +135,7 @@ class Preconditioner(eqx.Module):
         def times(other: Array) -> Array:
             return self.sums(jnp.real(jnp.conj(slopes) * other), config)
 
-        seen = Observations(
+        observed = Observations(
             slopes=_vector(slope["parameters"]),
             sums=times(mean / (width * size)),
             spreads=times(modes) + self.sums(jnp.ones(()), config),
@@ -144,9 +144,9 @@ class Preconditioner(eqx.Module):
             scaled=_vector(scaled),
         )
         if self.linear:
-            return seen, jnp.zeros(0)
+            return observed, jnp.zeros(0)
         noise = (modes * width + mean / size + slopes / width).astype(modes.dtype)
-        return seen, pirfft3d(noise, config.particle_shape, decomposition, norm="ortho")
+        return observed, pirfft3d(noise, config.particle_shape, decomposition, norm="ortho")
 
     def _moments(
         self, posterior: Any, scaled: Mapping[str, Array], parameters: Mapping[str, ArrayLike], *, follow: bool = True

@@ -148,27 +148,27 @@ class Observations(NamedTuple):
     scaled: Any
 
 
-def adapt(old: Adaptation, seen: Observations, mean: Any, modes: Any, changes: Any = None) -> Adaptation:
+def adapt(old: Adaptation, observed: Observations, mean: Any, modes: Any, changes: Any = None) -> Adaptation:
     """The adaptation after chains have run with another.
 
-    `seen` has the shapes (chains, steps, ...). `mean` is the mean of the noise of each chain
+    `observed` has the shapes (chains, steps, ...). `mean` is the mean of the noise of each chain
     (`Preconditioner.observe`), used if the old adaptation has a mean. Without `changes`, the derivatives of the
     logarithm of the curvature of each band with each parameter (`changes_of_curvature`), modes do not follow the
     parameters yet.
     """
     factor, shift, stretch = (np.array(x, float) for x in (old.factor, old.shift, old.stretch))
-    centre = seen.parameters.mean(axis=(0, 1))
+    centre = observed.parameters.mean(axis=(0, 1))
     away = centre - np.asarray(old.centre, float)
-    squares = seen.squares.mean(axis=(0, 1)) / np.maximum(modes, 1)
+    squares = observed.squares.mean(axis=(0, 1)) / np.maximum(modes, 1)
     old_scale = np.asarray(old.scale, float) * np.exp(away @ stretch)
     scale = np.where(squares > 0, _widths(np.where(squares > 0, squares, 1) / old_scale**2), 1)
     # About the mean of each chain, so that a drift is not taken for curvature.
-    slopes = _about_mean(np.linalg.solve(factor.T, seen.slopes[..., None])[..., 0])
+    slopes = _about_mean(np.linalg.solve(factor.T, observed.slopes[..., None])[..., 0])
     if changes is not None:
         changes, slopes = np.asarray(changes, float), slopes.copy()
-        sums = _about_mean(seen.sums.reshape(*slopes.shape[:2], -1, BANDS).sum(axis=2))
+        sums = _about_mean(observed.sums.reshape(*slopes.shape[:2], -1, BANDS).sum(axis=2))
         for i, along in enumerate(-0.5 * changes):
-            shown = np.concatenate([sums, _about_mean(seen.spreads @ along)[..., None]], axis=-1)
+            shown = np.concatenate([sums, _about_mean(observed.spreads @ along)[..., None]], axis=-1)
             by = -_regression(shown.reshape(-1, BANDS + 1), slopes[..., i].ravel())
             slopes[..., i] += shown @ by
             shift[i] += np.tile(by[:-1], len(scale) // BANDS)
@@ -176,7 +176,7 @@ def adapt(old: Adaptation, seen: Observations, mean: Any, modes: Any, changes: A
         weight = modes * squares * (scale / old_scale) ** 2
         even = -0.5 * ((changes + 2 * stretch) @ weight / np.sum(weight))
         stretch += even[:, None]
-        slopes += _about_mean(seen.spreads.sum(axis=-1))[..., None] * even
+        slopes += _about_mean(observed.spreads.sum(axis=-1))[..., None] * even
     slopes = slopes.reshape(math.prod(slopes.shape[:2]), slopes.shape[-1])  # also without parameters
     # The curvature of linear theory, 1, is a lower bound where the field constrains parameters otherwise.
     curvature, axes = np.linalg.eigh(slopes.T @ slopes / len(slopes) + np.eye(slopes.shape[-1]))
@@ -212,7 +212,7 @@ def changes_of_curvature(
 
     def curvature(key: Array, position: Any, away: Array) -> Array:
         moved = position | {"parameters": preconditioner.away(position["parameters"], away)}
-        noise, parameters = posterior.unwhiten(moved)
+        noise, parameters = posterior.from_latent(moved)
         field, back, fine = jax.vjp(lambda noise: model.predict(noise, parameters), noise, has_aux=True)
         data = likelihood.draw(key, field, parameters, config)
         slope = jax.grad(lambda field: likelihood.logdensity(data, field, parameters, config))(field)

@@ -310,14 +310,14 @@ def _at(posterior: Posterior, positions: Position, chain: int) -> str:
     """Parameters at the first position of a chain, and the cells with a wrong prediction."""
     position = jax.tree.map(lambda x: x[chain], positions)
     numbers = to_host(posterior.parameters(position))
-    field, fine = to_host(eqx.filter_jit(lambda p, z: p.model.predict(*p.unwhiten(z)))(posterior, position))
+    field, fine = to_host(eqx.filter_jit(lambda p, z: p.model.predict(*p.from_latent(z)))(posterior, position))
     there = ", ".join(f"{name} = {float(x):.4g}" for name, x in numbers.items())
     there = f" with {there}" if there else ""
     if not fine:
         return f"{there}, where the simulation fails"
     counts = {"negative": int(np.sum(field < 0)), "not finite": int(np.sum(~np.isfinite(field)))}
-    odd = " and ".join(f"{what} in {count} of {field.size} cells" for what, count in counts.items() if count)
-    return f"{there}, where the prediction is {odd}" if odd else there
+    wrong = " and ".join(f"{what} in {count} of {field.size} cells" for what, count in counts.items() if count)
+    return f"{there}, where the prediction is {wrong}" if wrong else there
 
 
 def _identity(posterior: Posterior, positions: Position, key: Array, options: dict[str, Any]) -> dict[str, str]:
@@ -340,7 +340,7 @@ def _advance(
     added = partial(discretisation_bias.correction, posterior=posterior, slopes=run.correction)
     options: dict[str, Any] = {"logdensity": lambda z: posterior.logdensity(z) + added(z), "method": method}
     options |= {"tuning": run.tuning, "agree": config.decomposition.equal_copies}
-    seen = scales.scales_of(config)
+    bands = scales.scales_of(config)
 
     def shift(state: IntegratorState) -> Array:
         if method != "mclmc":
@@ -362,16 +362,16 @@ def _advance(
         kept = {f"parameter/{name}": x for name, x in jax.vmap(posterior.parameters)(states.position).items()}
         kept |= {"logdensity": states.logdensity - jax.vmap(added)(states.position)}
         kept |= {"density_shift": jax.vmap(shift)(states)}
-        kept |= jax.vmap(lambda x: scales.band_statistics(x, seen, config), spmd_axis_name=axis)(noise)
+        kept |= jax.vmap(lambda x: scales.band_statistics(x, bands, config), spmd_axis_name=axis)(noise)
         return (states, moments), (kept, each)
 
     (states, moments), (kept, each) = jax.lax.scan(draw, (run.states, run.moments), jax.random.split(key, chunk))
     arrays = {name: x.T for name, x in kept.items()}
-    arrays |= {name: x.reshape(-1, chains).T for name, x in each.items()} | {"modes": seen.modes}
+    arrays |= {name: x.reshape(-1, chains).T for name, x in each.items()} | {"modes": bands.modes}
     return run._replace(states=states, moments=moments), arrays
 
 
 @eqx.filter_jit
 def _noise(positions: Position, posterior: Posterior, axis: str | None) -> Array:
     """White noise of all chains."""
-    return jax.vmap(lambda z: posterior.unwhiten(z)[0], spmd_axis_name=axis)(positions)
+    return jax.vmap(lambda z: posterior.from_latent(z)[0], spmd_axis_name=axis)(positions)

@@ -106,7 +106,7 @@ def move(posterior: infer.Posterior, other: infer.Posterior, position: Any) -> A
 @eqx.filter_jit
 def volume_of(posterior: infer.Posterior, position: Any) -> Any:
     """Logarithm of the volume of the noise per volume of its position, by the determinant of all derivatives."""
-    noise = jax.jacfwd(lambda z: posterior.unwhiten(position | {"noise": z})[0])(position["noise"])
+    noise = jax.jacfwd(lambda z: posterior.from_latent(position | {"noise": z})[0])(position["noise"])
     return jnp.linalg.slogdet(noise.reshape(8**3, 8**3))[1]
 
 
@@ -148,12 +148,12 @@ def test_adapted_positions_have_the_same_posterior(kind: Any) -> None:
 def test_without_linear_theory_adaptation_begins_with_the_prior() -> None:
     posterior = posterior_of((1, 1), Silent)
     position = posterior.initial(jax.random.key(0), b1=1.0, sd=0.5)
-    noise, numbers = posterior.unwhiten(position)
+    noise, numbers = posterior.from_latent(position)
     np.testing.assert_allclose(position["noise"], noise, atol=1e-12)
     np.testing.assert_allclose([numbers["b1"], numbers["sd"]], [1.0, 0.5], rtol=1e-6)
     none = posterior.preconditioner.adaptation
     halved = eqx.tree_at(lambda a: a.scale, none, 0.5 * jnp.ones(BANDS))
-    np.testing.assert_allclose(posterior.adapted(halved).unwhiten(position)[0], 0.5 * noise, atol=1e-12)
+    np.testing.assert_allclose(posterior.adapted(halved).from_latent(position)[0], 0.5 * noise, atol=1e-12)
     assert not np.any(run(posterior, position)[2].sums)  # nothing follows the parameters
 
 

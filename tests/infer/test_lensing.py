@@ -42,7 +42,7 @@ def one_device() -> tuple[infer.Posterior, Any]:
 @eqx.filter_jit
 def program(posterior: infer.Posterior, position: Any) -> Any:
     """Maps, whether they are fine, and the log density."""
-    return *posterior.model.predict(*posterior.unwhiten(position)), posterior.logdensity(position)
+    return *posterior.model.predict(*posterior.from_latent(position)), posterior.logdensity(position)
 
 
 @pytest.fixture(scope="module")

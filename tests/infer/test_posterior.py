@@ -63,7 +63,7 @@ def test_starts_are_draws_of_the_linear_posterior(linear: infer.Posterior, cosmo
     variance, mean = wiener(linear, cosmo)
 
     def draw(key: Any) -> Any:
-        return linear.unwhiten(linear.initial(key))[0]
+        return linear.from_latent(linear.initial(key))[0]
 
     noise = np.asarray(jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(3), 400)))
     error = np.fft.fftn(noise - mean, axes=(1, 2, 3), norm="ortho")
@@ -81,7 +81,7 @@ def free(config: pmd.Config, forward: Any) -> infer.Model:
 @eqx.filter_jit
 def evaluate(posterior: infer.Posterior, position: Any) -> tuple[Any, Any]:
     """Log density and its gradient, and the white noise."""
-    return jax.value_and_grad(posterior.logdensity)(position), posterior.unwhiten(position)[0]
+    return jax.value_and_grad(posterior.logdensity)(position), posterior.from_latent(position)[0]
 
 
 def everything(pdims: tuple[int, int], cosmo: Any) -> tuple[Any, ...]:
@@ -137,9 +137,9 @@ def test_conditional_positions_decorrelate_field_and_parameters(cosmo: Any) -> N
     @eqx.filter_jit
     def both(posterior: infer.Posterior, positions: Any) -> Any:
         def each(z: Any) -> Any:
-            noise, parameters = posterior.unwhiten(z)
+            noise, parameters = posterior.from_latent(z)
             white = {name: prior.inverse(parameters[name]) for name, prior in priors.items()}
-            back = posterior.whiten(noise, white)
+            back = posterior.to_latent(noise, white)
             return jax.value_and_grad(posterior.logdensity)(z), parameters, white, back
 
         return jax.lax.map(each, positions)
@@ -302,7 +302,7 @@ def test_positions_are_the_noise_without_linear_theory(cosmo: Any) -> None:
     def away(config: pmd.Config, forward: Any, likelihood: Any) -> float:
         posterior = infer.Model(config, forward, {}, likelihood).condition(np.arange(192.0).reshape(SHAPE))
         position = posterior.model.draw(jax.random.key(0))
-        return float(np.abs(posterior.unwhiten(position)[0] - position["noise"]).max())
+        return float(np.abs(posterior.from_latent(position)[0] - position["noise"]).max())
 
     assert away(config, linear, infer.Gaussian(1.0)) > 1
     assert away(config, lambda noise, _: noise, infer.Gaussian(1.0)) < 1e-12
@@ -452,6 +452,6 @@ def test_starts_are_closer_to_the_medians_than_the_prior(cosmo: Any) -> None:
     model = free(configure((1, 1), mesh_shape=8), infer.LinearField(configure((1, 1), mesh_shape=8), cosmo, bias="b1"))
     posterior = model.condition(1 + np.random.default_rng(0).standard_normal((8, 8, 8)))
     u = np.asarray(
-        jax.vmap(lambda key: posterior.white(posterior.initial(key))["b1"])(jax.random.split(jax.random.key(4), 400))
+        jax.vmap(lambda key: posterior.whitened(posterior.initial(key))["b1"])(jax.random.split(jax.random.key(4), 400))
     )
     assert abs(u.std() - 0.5) < 5 * 0.5 / math.sqrt(800) and abs(u.mean()) < 5 * 0.5 / math.sqrt(400)

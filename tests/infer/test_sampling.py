@@ -302,7 +302,7 @@ def test_log_densities_agree_with_the_posterior(run: tuple[Any, ...]) -> None:
     @jax.vmap
     @jax.vmap
     def expected(noise: Any, white: Any) -> Any:
-        draw = sampled.whiten(noise, {"c": white})
+        draw = sampled.to_latent(noise, {"c": white})
         kick = jax.lax.fori_loop(0, 30, lambda _, kick: trees.add(draw, -aside, slope(kick)), draw)
         first_order = sampled.logdensity(kick) + aside * trees.dot(slope(kick), slope(kick))
         bent = trees.dot(slope(kick), trees.add(slope(kick), -1, slope(draw)))

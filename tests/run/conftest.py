@@ -29,7 +29,7 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verdicts without checks of fit and prior, which `test_fit` tests; they compile most of the forward models."""
+    """Verdicts without checks of fit and prior (`test_predictive_checks`), which compile most of the forward models."""
     for name in ("check_fit", "check_prior"):
         monkeypatch.setattr(infer, name, lambda *_: {})
     monkeypatch.setattr(job, "compile_ahead", lambda *_: None)

@@ -14,7 +14,7 @@ from pmwd_dist import infer
 from pmwd_dist.infer.forward import ForwardModel
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.folder import Log, prepare_folder
-from pmwd_dist.run.inference.verdict import judge
+from pmwd_dist.run.inference.verdict import make_verdict
 from pmwd_dist.run.settings import SettingsError
 
 
@@ -45,7 +45,7 @@ def test_maps_of_a_simulation_on_a_finer_mesh_have_no_spectra(tmp_path: Path) ->
     ones, zeros = np.ones((2, 4)), np.zeros((4, 4, 4))
     chain = infer.Chain({}, ones, ones, ones, ones, 16, 0, zeros, zeros, np.zeros((1, 2, 4, 4, 4)))
     data = {"data": np.random.default_rng(0).standard_normal((2, 4, 4))}
-    judged = judge(plan, plain.condition(data["data"]), chain, data, Log(plan.folder, unexpected))
+    judged = make_verdict(plan, plain.condition(data["data"]), chain, data, Log(plan.folder, unexpected))
     assert "maps.png" in judged.files
     assert "fields.png" not in judged.files
 
@@ -61,7 +61,7 @@ def test_maps_of_lensing_are_data(tmp_path: Path) -> None:
     still = np.zeros((2, 4))
     chain = infer.Chain(draws, rng.standard_normal((2, 4)), still, still, still + 1, 16, 0, zeros, zeros, noise)
     data = {"data": rng.standard_normal((2, 4, 4)), "noise": noise[0, 0]}
-    judged = judge(plan, plan.model.condition(data["data"]), chain, data, Log(plan.folder, unexpected))
+    judged = make_verdict(plan, plan.model.condition(data["data"]), chain, data, Log(plan.folder, unexpected))
     assert set(judged.files) <= set(manifest.files(plan.folder))  # which may be written again after more steps
     assert {"maps.png", "angular.png", "fields.png", "slices.png"} <= set(judged.files)
     wrong = {

@@ -22,7 +22,7 @@ from pmwd_dist.infer.model import Position, Posterior
 
 def correction(position: Position, posterior: Posterior, slopes: Mapping[str, Array]) -> Array:
     """The term that is added to the log density, linear in the whitened parameters of a position."""
-    return jnp.asarray(sum(slopes[name] * u for name, u in posterior.white(position).items()))
+    return jnp.asarray(sum(slopes[name] * u for name, u in posterior.whitened(position).items()))
 
 
 def estimate(chain: Any, priors: Mapping[str, Any]) -> dict[str, float]:

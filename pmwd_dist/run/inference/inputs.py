@@ -103,7 +103,7 @@ def _start(plan: InferenceJob, posterior: infer.Posterior) -> Arrays:
 
     def prior(key: Array) -> Any:
         drawn = plan.model.draw_around(key, {})
-        return posterior.whiten(drawn["noise"], drawn["parameters"])
+        return posterior.to_latent(drawn["noise"], drawn["parameters"])
 
     def one(data: Array) -> Any:
         return (prior if start.begin == "prior" else posterior.initial)(jax.random.wrap_key_data(data))

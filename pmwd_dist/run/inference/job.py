@@ -27,7 +27,7 @@ from pmwd_dist.run.inference.inputs import data_of, key_of, starts_of
 from pmwd_dist.run.inference.memory import RUNTIME, arguments_like
 from pmwd_dist.run.inference.plan import START, InferenceJob
 from pmwd_dist.run.inference.predictive import compile_ahead
-from pmwd_dist.run.inference.verdict import judge
+from pmwd_dist.run.inference.verdict import make_verdict
 from pmwd_dist.run.settings.section import duration_text
 
 _BETWEEN_LINES = 10.0  # about a tuning [seconds]
@@ -56,7 +56,7 @@ def run(plan: InferenceJob, log: Log, control: Control) -> None:
             wait(watch.ahead)
         with start_errors():
             chain = load_chain(plan.folder)
-        verdict = judge(plan, posterior, chain, data, log)
+        verdict = make_verdict(plan, posterior, chain, data, log)
         log("verdict", "\n".join([*verdict.table, f"wrote {', '.join(verdict.files)}"]), **verdict._asdict())
     except ArrayFileError as error:
         raise StartError(str(error)) from error

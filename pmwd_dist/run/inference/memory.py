@@ -109,7 +109,7 @@ def _field(config: Any) -> float:
     return np.dtype(jnp.result_type(float)).itemsize * math.prod(config.particle_shape) / config.decomposition.size
 
 
-def hopeless(settings: InferenceSettings, simulation: SimulationSetup) -> str | None:
+def too_large(settings: InferenceSettings, simulation: SimulationSetup) -> str | None:
     """Reason why the state of the chains alone can't fit into memory, found before any array is made."""
     there, config = resources.room(), simulation.config
     need = there.needed(_LEAST * settings.sampler.chains // _groups(config) * _field(config), config, RUNTIME)

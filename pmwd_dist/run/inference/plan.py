@@ -17,7 +17,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.cosmology.parameters import Parameters
 from pmwd_dist.cosmology.sampled import cosmology_at
 from pmwd_dist.infer.chain.folder import chain_files
-from pmwd_dist.infer.likelihoods import doubt, shown
+from pmwd_dist.infer.likelihoods import data_warning, shown
 from pmwd_dist.infer.model import POSITIVE
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
@@ -26,7 +26,7 @@ from pmwd_dist.run.common.control import Control
 from pmwd_dist.run.common.data_files import NOISE, read_files, read_noise
 from pmwd_dist.run.common.folder import Log
 from pmwd_dist.run.common.job import Job, three
-from pmwd_dist.run.inference.memory import RUNTIME, InferenceMemory, hopeless, inference_memory, inference_problem
+from pmwd_dist.run.inference.memory import RUNTIME, InferenceMemory, inference_memory, inference_problem, too_large
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSetup, build
 from pmwd_dist.run.settings.inference import CHAINS
 from pmwd_dist.run.settings.inference_sections import BIASES, COSMOLOGY
@@ -73,7 +73,7 @@ class InferenceJob(Job):
         if settings.likelihood.kind == "lensing" and (count := simulation.config.decomposition.size) > 1:
             batch = f"light cones of several chains can't be divided over {count} devices"  # by vmap of JAX 0.10
             raise SettingsError([f'likelihood.kind = "lensing": {batch}; use devices.pdims = [1, 1]'])
-        if (problem := hopeless(settings, simulation)) is not None:
+        if (problem := too_large(settings, simulation)) is not None:
             raise SettingsError([problem])
         data, problems = _read_files(settings)
         if problems:
@@ -205,17 +205,17 @@ class InferenceJob(Job):
 def _of_data(plan: InferenceJob, data: np.ndarray) -> list[str]:
     """Warnings about constant data, or data in other units than the model."""
     mask, noise = plan.data.get("data.mask"), plan.settings.likelihood
-    if odd := doubt(data, mask, density=noise.kind == "gaussian"):
-        return [f"the data {odd}"]
-    seen = shown(mask, data.shape)
-    mean, largest = float(data[seen].mean()), float(np.abs(data[seen]).max())
+    if warning := data_warning(data, mask, density=noise.kind == "gaussian"):
+        return [f"the data {warning}"]
+    has_data = shown(mask, data.shape)
+    mean, largest = float(data[has_data].mean()), float(np.abs(data[has_data]).max())
     if noise.kind == "gaussian" and not 0.5 < mean < 2:
         return [f"the mean is {mean:.3g}; densities are in units of the mean, 1 + delta"]
     if noise.kind == "lensing" and largest > 1:
         return [f"values reach {largest:.3g}; a convergence is far below 1"]
     if noise.kind == "poisson" and noise.nbar is not None:
         selection = plan.data.get("data.selection", np.ones(data.shape))
-        expected = noise.nbar * float(selection[seen].mean())
+        expected = noise.nbar * float(selection[has_data].mean())
         if not 0.5 < mean / expected < 2:
             return [f"the mean is {mean:.3g} galaxies in a cell, and likelihood.nbar expects {expected:.3g}"]
     return []

@@ -15,7 +15,7 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pmwd_dist import infer
-from pmwd_dist.infer import fit
+from pmwd_dist.infer import predictive_checks
 from pmwd_dist.infer.likelihoods import shown
 from pmwd_dist.io.arrays import Arrays
 from pmwd_dist.observe.angular_power import AngularPower, angular_power
@@ -71,10 +71,10 @@ def compile_ahead(posterior: infer.Posterior, data: Arrays, chunks: int, chains:
     noise = np.broadcast_to(np.zeros((), dtype), (count, *posterior.model.config.particle_shape))
     numbers = {name: np.zeros(count, dtype) for name in posterior.model.priors}
     arguments = _arguments(posterior, data, noise, numbers, jax.random.key(0))
-    prior = jax.random.split(jax.random.key(0), fit.PRIOR_DRAWS)
-    programs: list[Any] = [(_predicted, *arguments), (fit._predicted, *arguments[:2], prior)]
+    prior = jax.random.split(jax.random.key(0), predictive_checks.PRIOR_DRAWS)
+    programs: list[Any] = [(_predicted, *arguments), (predictive_checks._predicted, *arguments[:2], prior)]
     if hasattr(posterior.model.likelihood, "residual"):
-        programs.append((fit._compared, *arguments[:2], arguments[3]))
+        programs.append((predictive_checks._compared, *arguments[:2], arguments[3]))
     for program, *given in programs:
         program.lower(*given).compile()
 
@@ -86,7 +86,7 @@ def _arguments(posterior: infer.Posterior, data: Arrays, noise: np.ndarray, numb
         truth = to_devices(data["noise"], config.decomposition.sharding)
     fields = NamedSharding(config.decomposition.mesh, PartitionSpec(None, *config.decomposition.spec))
     draws = jax.random.split(key, len(noise)), to_devices(noise, fields), jax.tree.map(jnp.asarray, numbers)
-    return posterior.model, posterior.data, truth, draws, plane_seen(posterior)
+    return posterior.model, posterior.data, truth, draws, observed_plane(posterior)
 
 
 def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: Array) -> Comparison:
@@ -113,7 +113,7 @@ def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: A
         panels[r"$r(k)$ of samples and data"] = np.asarray(of_means.correlation)[:, some], None, ""
         observed, mean, one = data["data"][:, :, plane], np.mean(means, axis=0), planes[0]
         images = [("data", observed), ("mean prediction", mean), ("data drawn from one sample", one)]
-        images = [(title, np.where(seen(posterior)[:, :, plane], x, np.nan)) for title, x in images]
+        images = [(title, np.where(observed_cells(posterior)[:, :, plane], x, np.nan)) for title, x in images]
     if phases is not None:
         some = phases.modes[0] > 0
         k = phases.k[0, some]
@@ -150,7 +150,7 @@ def _predicted(model: infer.Model, observed: Array, truth: Array | None, draws: 
 def _angular(posterior: infer.Posterior, observed: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, Panels]:
     """Multipoles, and C_l of the data and their predictions for each map, 0 behind the mask."""
     forward: Any = posterior.model.forward
-    panels, ell, there = Panels(), np.zeros(0), seen(posterior)
+    panels, ell, there = Panels(), np.zeros(0), observed_cells(posterior)
     for i, z in enumerate(getattr(forward, "sources", ())):
         maps = np.where(there[i], np.concatenate([observed[None, i], drawn[:, i]]), 0)
         found = jax.device_get(_angular_powers(jnp.asarray(maps), getattr(forward, "field", None)))
@@ -165,14 +165,14 @@ def _angular_powers(maps: Array, side: float | None) -> AngularPower:
     return jax.vmap(partial(angular_power, side=side))(maps)
 
 
-def seen(posterior: infer.Posterior) -> np.ndarray:
+def observed_cells(posterior: infer.Posterior) -> np.ndarray:
     """Mask of the cells or pixels that have data."""
     return shown(to_host(getattr(posterior.model.likelihood, "mask", None)), posterior.data.shape)
 
 
-def plane_seen(posterior: infer.Posterior) -> int:
+def observed_plane(posterior: infer.Posterior) -> int:
     """Index of the plane across the last axis in which most cells have data; 0 for maps."""
-    return int(np.argmax(seen(posterior).sum(axis=(0, 1))))
+    return int(np.argmax(observed_cells(posterior).sum(axis=(0, 1))))
 
 
 def _maps(posterior: infer.Posterior, data: Arrays, predicted: Any) -> Images:
@@ -181,7 +181,7 @@ def _maps(posterior: infer.Posterior, data: Arrays, predicted: Any) -> Images:
     sources = getattr(posterior.model.forward, "sources", None)
     if sources is None or np.ndim(predicted) != 4:
         return images
-    both = (np.where(seen(posterior), x, np.nan) for x in (data["data"], np.mean(predicted, axis=0)))
+    both = (np.where(observed_cells(posterior), x, np.nan) for x in (data["data"], np.mean(predicted, axis=0)))
     for observed, mean, z in zip(*both, sources, strict=True):
         images += [(f"data, $z = {z:g}$", observed), ("mean prediction", mean)]
     return images

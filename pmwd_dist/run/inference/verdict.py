@@ -30,7 +30,7 @@ from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.folder import CONFIG, Log
 from pmwd_dist.run.inference.inputs import key_of
 from pmwd_dist.run.inference.plan import DATA, InferenceJob
-from pmwd_dist.run.inference.predictive import Comparison, Images, compare, plane_seen, seen, some_draws
+from pmwd_dist.run.inference.predictive import Comparison, Images, compare, observed_cells, observed_plane, some_draws
 from pmwd_dist.run.settings import InferenceSettings, read_as
 
 _FEWEST = 4  # draws of a chain, for R-hat
@@ -56,7 +56,7 @@ class Verdict(NamedTuple):
 
 
 @part("verdict")
-def judge(plan: InferenceJob, posterior: infer.Posterior, chain: infer.Chain, data: Arrays, log: Log) -> Verdict:
+def make_verdict(plan: InferenceJob, posterior: infer.Posterior, chain: infer.Chain, data: Arrays, log: Log) -> Verdict:
     """Write tables and figures of finished chains, and check their convergence. Collective."""
     truth, place = _truth(data), _place(plan, posterior)
     found = compare(posterior, chain, data, key_of(plan, 4))
@@ -168,7 +168,7 @@ def _place(plan: InferenceJob, posterior: infer.Posterior) -> str:
     config = plan.simulation.config
     if posterior.data.shape != config.mesh_shape:
         return ""
-    return f"plane at $z = {plane_seen(posterior) * config.cell_size[2]:g}$ Mpc/$h$"
+    return f"plane at $z = {observed_plane(posterior) * config.cell_size[2]:g}$ Mpc/$h$"
 
 
 def summarise(chain: infer.Chain, truth: Mapping[str, float]) -> Rows:
@@ -296,8 +296,8 @@ def _slices(
     model, means = posterior.model, {name: float(np.mean(x)) for name, x in chain.parameters.items()}
     images, plane = list[tuple[str, np.ndarray]](), 0
     if data["data"].shape == model.config.mesh_shape:
-        plane = plane_seen(posterior)
-        images = [("data", np.where(seen(posterior), data["data"], np.nan)[:, :, plane])]
+        plane = observed_plane(posterior)
+        images = [("data", np.where(observed_cells(posterior), data["data"], np.nan)[:, :, plane])]
     first, cells = len(images), model.config.mesh_shape[2]
     at = partial(_linear_density, model, plane * model.config.particle_shape[2] // cells)
     if "noise" in data:

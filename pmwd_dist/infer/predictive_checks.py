@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array
 
 from pmwd_dist.config import Config
-from pmwd_dist.infer.likelihoods import seen
+from pmwd_dist.infer.likelihoods import masked
 from pmwd_dist.infer.model import Posterior
 from pmwd_dist.parallel.distributed import to_host
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
@@ -107,7 +107,7 @@ def _predicted(model: Any, data: Array, keys: Array) -> Any:
     config, likelihood = model.config, model.likelihood
 
     def statistics(data: Array) -> dict[str, Array]:
-        x = seen(data, getattr(likelihood, "mask", None))
+        x = masked(data, getattr(likelihood, "mask", None))
         found = {"mean of data": jnp.mean(x), "variance of data": jnp.var(x), "skewness of data": _skewness(x)}
         return found | (_powers("data", x, config) if x.shape == config.mesh_shape else {})
 

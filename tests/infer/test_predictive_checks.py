@@ -15,7 +15,7 @@ from scipy.stats import kstest
 
 import pmwd_dist as pmd
 from pmwd_dist import infer
-from pmwd_dist.infer.fit import check_fit, check_prior, deviation
+from pmwd_dist.infer.predictive_checks import check_fit, check_prior, deviation
 
 CONFIG = pmd.Config(160.0, 8, a_stop=0.5, steps=2, decomposition=(1, 1))
 DRAWS, MOCKS = 24, 60
@@ -30,7 +30,7 @@ def linear_model(likelihood: Any, bias: float = 1.8, config: pmd.Config = CONFIG
 
 @eqx.filter_jit
 def exact_draws(posterior: infer.Posterior, key: Any, count: int) -> Any:
-    return jax.vmap(lambda k: posterior.unwhiten(posterior.initial(k))[0])(jax.random.split(key, count))
+    return jax.vmap(lambda k: posterior.from_latent(posterior.initial(k))[0])(jax.random.split(key, count))
 
 
 def checks_of(model: infer.Model, data: Any, seed: int = 0, draws: int = DRAWS) -> dict[str, infer.Check]:
