@@ -153,8 +153,10 @@ def drifted_back(disp: Array, momenta: Array, coefficients: UndoDrift, resolutio
 
 
 def _undo_kick_reference(
-    disp: Array, momenta: Array, ct_disp: Array, ct_vel: Array, fields: Array, step: Array, *, geometry: Geometry
+    *operands: Array, geometry: Geometry, resolution: float = 1.0
 ) -> tuple[Array, Array, Array, Array]:
+    del resolution  # of displacements, which stay
+    disp, momenta, ct_disp, ct_vel, fields, step = operands
     c = UndoKick(*step)
     force, pull = jax.vjp(lambda disp: read(disp, fields, geometry)[..., 0, :], disp)
     kicked = momentum(momenta, c.after)
@@ -215,11 +217,6 @@ def _define(name: str, reference: Callable[..., Any], sums: int, in_place: dict[
     return define_op(name, partial(_avals, sums, len(in_place)), batched, targets=targets, multiple_results=True)
 
 
-def _undo_kick_batched(*operands: Array, geometry: Geometry, resolution: float) -> Any:
-    del resolution
-    return _undo_kick_reference(*operands, geometry=geometry)
-
-
-_undo_kick_p = _define("undo_kick", _undo_kick_batched, 3, {1: 0, 2: 1, 3: 2})
+_undo_kick_p = _define("undo_kick", _undo_kick_reference, 3, {1: 0, 2: 1, 3: 2})
 _undo_drift_p = _define("undo_drift", _undo_drift_reference, 1, {0: 0, 2: 1, 3: 2})
 _undo_drift_and_kick_p = _define("undo_drift_and_kick", _undo_drift_and_kick_reference, 4, {0: 0, 1: 1, 2: 2, 3: 3})

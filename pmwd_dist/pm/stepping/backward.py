@@ -29,39 +29,24 @@ from pmwd_dist.pm.stepping.step import Step, all_steps, drifted, finish_step, un
 
 
 class _Carry(NamedTuple):
-    """What the backward loop carries: s_n and lambda_n of docs/explanation/adjoint.md.
+    """What the backward loop carries: s_n and lambda_n of docs/explanation/adjoint.md."""
 
-    Args:
-      kicked: particles between the drifts of a step, after its kick; at the end of the last step, to begin with.
-      ct: cotangents of the particles at the end of the step, dLoss / d(x1, v1).
-      args: cotangents of the floating-point arguments so far, of saves and sums.
-    """
-
-    kicked: ExactParticles
-    ct: Particles
-    args: Any
+    kicked: ExactParticles  # between the drifts of a step, after its kick; at the end of the last step, to begin with
+    ct: Particles  # dLoss / d(x1, v1) at the end of the step
+    args: Any  # cotangents of the floating-point arguments of saves and sums, so far
 
 
 class _StepInput(NamedTuple):
-    """What the backward loop reads in each step, from a0 to a1.
-
-    Args:
-      step: the step.
-      last_before: last drift of the step before, 0 for the first step.
-      good: whether it was taken.
-      factor: factor of the potential.
-      saving: slots of the saves after this step.
-      slot: slot of the potential in the cache.
-    """
+    """What the backward loop reads in each step, from a0 to a1."""
 
     step: Step
-    last_before: Array
-    good: Array
+    last_before: Array  # last drift of the step before, 0 for the first step
+    good: Array  # whether the step was taken
     factor: StepFactor | None
     a0: Array
     a1: Array
-    saving: tuple[SaveSlot, ...]
-    slot: Array
+    saving: tuple[SaveSlot, ...]  # of the saves after this step
+    slot: Array  # of the potential in the cache
 
 
 class _StepGrads(NamedTuple):
@@ -152,7 +137,7 @@ def _reverse_all(
     The last loop can use the memory of the potentials. If fused, steps with stored potentials take one pass over the
     particles each (`_cached_steps_vjp`).
     """
-    carry, steps, parts = at_end, xs.step, list[_StepGrads]()
+    carry, last, parts = at_end, jax.tree.map(lambda x: x[-1], xs.step), list[_StepGrads]()
     if math.prod(config.mesh_shape) <= math.prod(config.particle_shape):
         # The cotangents first: otherwise two sets of particles exist with them at the peak of memory. With finer meshes
         # the peak is in the force, and XLA plans better without this order.
@@ -165,12 +150,12 @@ def _reverse_all(
         kicked, ct, by_coefficient = _cached_steps_vjp(carry.kicked, carry.ct, late, potentials, config)
         parts, loops = [_StepGrads(by_coefficient, jnp.zeros_like(late.a0), jnp.zeros_like(late.a1))], loops[1:]
     else:
-        final = drifted(carry.kicked.with_unit(steps.unit1[-1]), -steps.last[-1], config)
+        final = drifted(carry.kicked.with_unit(last.unit1), -last.last, config)
         kicked, ct = ExactParticles(final.disp, carry.kicked.momenta), carry.ct
     carry = carry._replace(kicked=kicked, ct=ct)
-    for some, cached in loops:
-        if len(some.good):
-            carry, part = jax.lax.scan(partial(body, potentials=cached), carry, some, reverse=True)
+    for steps, cached in loops:
+        if len(steps.good):
+            carry, part = jax.lax.scan(partial(body, potentials=cached), carry, steps, reverse=True)
             parts.insert(0, part)
     return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *parts)
 

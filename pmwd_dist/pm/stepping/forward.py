@@ -106,23 +106,15 @@ class _Carry(NamedTuple):
 
 
 class _StepInput(NamedTuple):
-    """What the loop of `evolve` reads in each step.
-
-    Args:
-      step: the step from a0 to a1.
-      following: first drift of the next step, 0 after the last one.
-      saving: slots of the saves after this step.
-      slot: slot of the potential in the cache.
-      progress: share of the steps that are then done; None without a meter.
-    """
+    """What the loop of `evolve` reads in each step, from a0 to a1."""
 
     step: Step
-    following: Array
+    following: Array  # first drift of the next step, 0 after the last one
     a0: Array
     a1: Array
-    saving: tuple[SaveSlot, ...]
-    slot: Array
-    progress: Array | None
+    saving: tuple[SaveSlot, ...]  # of the saves after this step
+    slot: Array  # of the potential in the cache
+    progress: Array | None  # share of the steps that are then done; None without a meter
 
 
 def evolve(

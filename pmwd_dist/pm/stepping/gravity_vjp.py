@@ -59,17 +59,11 @@ class AdjointState(NamedTuple):
 
 
 class PendingDrifts(NamedTuple):
-    """Particles and cotangents between the reversal of a kick and of the drifts before it.
+    """Particles and cotangents between the reversal of a kick and of the drifts before it."""
 
-    Args:
-      state: particles before the kick, where the force acts, with cotangents from `undo_kick`.
-      mesh: cotangent of the painted mesh.
-      drifts: the first drift of the step, and the last one of the step before.
-    """
-
-    state: AdjointState
-    mesh: Float[Array, "mx my mz"]
-    drifts: UndoDrift
+    state: AdjointState  # before the kick, where the force acts, with cotangents from `undo_kick`
+    mesh: Float[Array, "mx my mz"]  # cotangent of the painted mesh
+    drifts: UndoDrift  # first drift of the step, and last one of the step before
 
 
 class StepFactor(eqx.Module):
@@ -80,37 +74,22 @@ class StepFactor(eqx.Module):
 
 
 class CoefficientGrads(NamedTuple):
-    """dLoss / d(coefficient) of one or several steps: sums over the particles, in the symbols of this module.
+    """dLoss / d(coefficient) of one or several steps: sums over the particles, in the symbols of this module."""
 
-    Args:
-      kick: sum v1' F.
-      unit: sum v1' v0.
-      last: sum x1' v1.
-      first: sum x0' v0.
-      factor: dLoss / d(factor of the potential) for w = 1; None if it is not needed.
-    """
-
-    kick: Float[Array, "*steps"]
-    unit: Float[Array, "*steps"]
-    last: Float[Array, "*steps"]
-    first: Float[Array, "*steps"]
-    factor: Table | None
+    kick: Float[Array, "*steps"]  # sum v1' F
+    unit: Float[Array, "*steps"]  # sum v1' v0
+    last: Float[Array, "*steps"]  # sum x1' v1
+    first: Float[Array, "*steps"]  # sum x0' v0
+    factor: Float[Array, "*steps nodes"] | None  # for w = 1; None if it is not needed
 
 
 class KickVJP(NamedTuple):
-    """Result of a reversed kick on a block.
+    """Result of a reversed kick on a block."""
 
-    Args:
-      state: particles before the kick, and cotangents without the part through the mesh.
-      sums: `CoefficientGrads.first` of the step after, if its drifts are reversed, then kick, unit and last.
-      ct_meshes: cotangents of the force meshes.
-      factor: cotangent of the factor, see `CoefficientGrads`.
-    """
-
-    state: AdjointState
-    sums: Array
-    ct_meshes: list[Array]
-    factor: Table | None
+    state: AdjointState  # before the kick, with cotangents without the part through the mesh
+    sums: Array  # `CoefficientGrads.first` of the step after, if its drifts are reversed; kick, unit and last
+    ct_meshes: list[Array]  # of the force meshes
+    factor: Table | None  # see `CoefficientGrads`
 
 
 @partial(jax.jit, static_argnames="config")

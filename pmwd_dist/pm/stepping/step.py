@@ -182,24 +182,20 @@ def _kick_and_drift(
 ) -> tuple[ExactParticles, Float[Array, ""], tuple[Array, ...]]:
     """Kick by the acceleration, then take two drifts, see `KickDrift`."""
     spec, cache = config.decomposition.spec, potential_cache.entry_spec(entry, config)
-    run = config.decomposition.shard_map(
-        partial(_kick_and_drift_block, config=config),
-        (spec, spec, P(), P(), P(), cache),
-        (spec, spec, P(), cache.potentials),
-    )
-    disp, momenta, *rest = run(particles.disp, particles.momenta, max_displacement, coefficients, factor, entry)
-    return ExactParticles(disp, momenta), *rest
+    specs = (spec, P(), P(), P(), cache), (spec, P(), cache.potentials)
+    run = config.decomposition.shard_map(partial(_kick_and_drift_block, config=config), *specs)
+    return run(particles, max_displacement, coefficients, factor, entry)
 
 
 def _kick_and_drift_block(
-    disp: Array,
-    momenta: Array,
+    particles: ExactParticles,
     max_displacement: Array,
     coefficients: KickDrift,
     factor: Table | None,
     entry: Entry,
     config: Config,
-) -> tuple[Array, Array, Array, tuple[Array, ...]]:
+) -> tuple[ExactParticles, Array, tuple[Array, ...]]:
+    disp, momenta = particles.disp, particles.momenta
     meshes = force_meshes(disp, max_displacement, config, factor)
 
     def run(halo: int, disp: Array, momenta: Array, coefficients: KickDrift, *meshes: Array) -> Any:
@@ -208,7 +204,7 @@ def _kick_and_drift_block(
 
     disp, momenta, most = with_halo(max_displacement, config, run, disp, momenta, coefficients, *meshes)
     most = largest_on_devices(most, config) / min(config.cell_size)
-    return disp, momenta, most, potential_cache.updated(entry, meshes)
+    return ExactParticles(disp, momenta), most, potential_cache.updated(entry, meshes)
 
 
 def undo_half_drift(mid: MidStep, config: Config) -> Particles:
