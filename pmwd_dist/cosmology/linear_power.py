@@ -49,9 +49,9 @@ def linear_power(k: ArrayLike, cosmo: Cosmology | GrowthTable, transfer: str = D
       >>> power = pmd.linear_power(k, jax_cosmo.Planck15())
     """
     check_numbers(k, "k", "linear_power(k, cosmo)")
-    found = parameters_of(cosmo)
-    response = None if found.m_nu is None else growth_table_to(2, cosmo).response
-    return _normalised_to_sigma8(as_array(k), found, response, transfer_name(transfer, "transfer"))
+    values = parameters_of(cosmo)
+    response = None if values.m_nu is None else growth_table_to(2, cosmo).response
+    return _normalised_to_sigma8(as_array(k), values, response, transfer_name(transfer, "transfer"))
 
 
 def transfer_name(name: Any, argument: str) -> str:

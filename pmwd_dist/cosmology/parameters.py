@@ -221,24 +221,24 @@ def parameters(cosmo: Cosmology) -> Parameters:
         )
     w_table = _checked_table(getattr(cosmo, "w_table", None))
     numbers = (_number(name, getattr(cosmo, name)) for name in _REQUIRED)
-    found = Parameters(*numbers, **_neutrinos(cosmo), w_table=w_table)
+    checked = Parameters(*numbers, **_neutrinos(cosmo), w_table=w_table)
     if not isinstance(cosmo, Parameters):
         for name in sorted({*filter(_OTHERS.fullmatch, dir(cosmo))} - {field.name for field in fields(Parameters)}):
-            if found.n_eff is None or not re.fullmatch(_DERIVED, name):
+            if checked.n_eff is None or not re.fullmatch(_DERIVED, name):
                 _check_other(name, getattr(cosmo, name), cosmo)
-    return found
+    return checked
 
 
 def _neutrinos(cosmo: Cosmology) -> dict[str, Array]:
     """m_nu and n_eff of a cosmology; masses need radiation, and a mass of 0 that isn't traced is none."""
-    given = {name: value for name in ("m_nu", "n_eff") if (value := getattr(cosmo, name, None)) is not None}
-    if _is_number(n_eff := given.get("n_eff")) and n_eff <= 0:
+    values = {name: value for name in ("m_nu", "n_eff") if (value := getattr(cosmo, name, None)) is not None}
+    if _is_number(n_eff := values.get("n_eff")) and n_eff <= 0:
         raise ArgumentError("cosmo.n_eff", n_eff, "must be positive", "leave it out for a universe without radiation")
-    if _is_number(m_nu := given.get("m_nu")) and m_nu == 0:
-        del given["m_nu"]
-    if "m_nu" in given:
-        given.setdefault("n_eff", N_EFF)
-    return {name: _number(name, value) for name, value in given.items()}
+    if _is_number(m_nu := values.get("m_nu")) and m_nu == 0:
+        del values["m_nu"]
+    if "m_nu" in values:
+        values.setdefault("n_eff", N_EFF)
+    return {name: _number(name, value) for name, value in values.items()}
 
 
 def _checked_table(value: Any) -> Array | None:

@@ -67,8 +67,8 @@ class ForwardModel(eqx.Module):
     def __post_init__(self):
         check_config(self.config)
         self.cosmo = growth_table_to(self.config.lpt_order, self.cosmo)
-        given = self.of_cosmology or self.linear_power  # the former in `dataclasses.replace`
-        self.linear_power = _fixed_power(self.config, self.table.cosmo, given, normalise=self.normalise)
+        power = self.of_cosmology or self.linear_power  # the former in `dataclasses.replace`
+        self.linear_power = _fixed_power(self.config, self.table.cosmo, power, normalise=self.normalise)
 
     @property
     def table(self) -> GrowthTable:
@@ -252,11 +252,11 @@ def value_of(value: Any, parameters: Mapping[str, ArrayLike]) -> Any:
 
 def of_shape(x: Any, shape: tuple[int, ...], function: str, what: str) -> Any:
     """The result of a user's function; ValueError if it has another shape, or is complex."""
-    there = () if isinstance(x, Real) else getattr(x, "shape", None)
+    got = () if isinstance(x, Real) else getattr(x, "shape", None)
     kind = "a complex array" if isinstance(x, jnp.ndarray) and jnp.iscomplexobj(x) else "an array"
-    if there != shape or kind != "an array":
-        found = f"{kind} of shape {there}" if there is not None else "None" if x is None else f"a {type(x).__name__}"
-        constraint = f"returns {found}, and must return {what} of shape {shape}"
+    if got != shape or kind != "an array":
+        result = f"{kind} of shape {got}" if got is not None else "None" if x is None else f"a {type(x).__name__}"
+        constraint = f"returns {result}, and must return {what} of shape {shape}"
         raise ArgumentError(function, x, constraint, show_value=False)
     return x
 

@@ -167,8 +167,8 @@ class Poisson(eqx.Module):
         self.name = nbar if isinstance(nbar, str) else None
         self.mask = checked_mask(mask)
         self.nbar = None if isinstance(nbar, str) else _number_or_field(nbar, "nbar", self.mask)
-        given = 1.0 if selection is None else selection
-        self.selection = _number_or_field(given, "selection", self.mask, zeros=True)
+        fraction = 1.0 if selection is None else selection
+        self.selection = _number_or_field(fraction, "selection", self.mask, zeros=True)
         if not np.any(masked(self.selection, self.mask)):
             constraint = "is 0 in every cell" + ("" if self.mask is None else " that the mask shows")
             raise ArgumentError("selection", selection, constraint, "it is the fraction observed", show_value=False)
@@ -178,11 +178,11 @@ class Poisson(eqx.Module):
         field = masked(field, self.mask, 1)
         data = masked(data, self.mask).astype(field.dtype)
         selection = self.selection.astype(field.dtype)
-        some = selection > 0  # a selection of 0 allows no galaxies
-        factor = jnp.asarray(self._nbar(parameters), field.dtype) * jnp.where(some, selection, 1)
+        selected = selection > 0  # a selection of 0 allows no galaxies
+        factor = jnp.asarray(self._nbar(parameters), field.dtype) * jnp.where(selected, selection, 1)
         log_mean = jnp.log(factor) + _log_positive(field)  # the mean itself may underflow
         terms = data * log_mean - self.mean(field, parameters) - gammaln(data + 1)
-        terms = jnp.where(some, terms, jnp.where(data > 0, -jnp.inf, 0))
+        terms = jnp.where(selected, terms, jnp.where(data > 0, -jnp.inf, 0))
         return jnp.sum(masked(terms, self.mask))
 
     def mean(self, field: Array, parameters: Mapping[str, ArrayLike]) -> Array:

@@ -167,16 +167,16 @@ def adapt(old: Adaptation, observed: Observations, mean: Any, modes: Any, change
     if changes is not None:
         changes, slopes = np.asarray(changes, float), slopes.copy()
         sums = _about_mean(observed.sums.reshape(*slopes.shape[:2], -1, BANDS).sum(axis=2))
-        for i, along in enumerate(-0.5 * changes):
-            shown = np.concatenate([sums, _about_mean(observed.spreads @ along)[..., None]], axis=-1)
-            by = -_regression(shown.reshape(-1, BANDS + 1), slopes[..., i].ravel())
-            slopes[..., i] += shown @ by
-            shift[i] += np.tile(by[:-1], len(scale) // BANDS)
-            stretch[i] += by[-1] * along
+        for i, stretch_i in enumerate(-0.5 * changes):
+            regressors = np.concatenate([sums, _about_mean(observed.spreads @ stretch_i)[..., None]], axis=-1)
+            coefficients = -_regression(regressors.reshape(-1, BANDS + 1), slopes[..., i].ravel())
+            slopes[..., i] += regressors @ coefficients
+            shift[i] += np.tile(coefficients[:-1], len(scale) // BANDS)
+            stretch[i] += coefficients[-1] * stretch_i
         weight = modes * squares * (scale / old_scale) ** 2
-        even = -0.5 * ((changes + 2 * stretch) @ weight / np.sum(weight))
-        stretch += even[:, None]
-        slopes += _about_mean(observed.spreads.sum(axis=-1))[..., None] * even
+        common = -0.5 * ((changes + 2 * stretch) @ weight / np.sum(weight))
+        stretch += common[:, None]
+        slopes += _about_mean(observed.spreads.sum(axis=-1))[..., None] * common
     slopes = slopes.reshape(math.prod(slopes.shape[:2]), slopes.shape[-1])  # also without parameters
     # The curvature of linear theory, 1, is a lower bound where the field constrains parameters otherwise.
     curvature, axes = np.linalg.eigh(slopes.T @ slopes / len(slopes) + np.eye(slopes.shape[-1]))

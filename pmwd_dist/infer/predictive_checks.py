@@ -71,8 +71,8 @@ def check_fit(posterior: Posterior, noise: Array, parameters: Mapping[str, Array
     if not hasattr(posterior.model.likelihood, "residual"):
         return {}
     keys = jax.random.split(key, len(noise))
-    found = to_host(_compared(posterior.model, posterior.data, (keys, noise, dict(parameters))))
-    checks = {name: _check(name, *x) for name, x in found.items()}
+    statistics = to_host(_compared(posterior.model, posterior.data, (keys, noise, dict(parameters))))
+    checks = {name: _check(name, *x) for name, x in statistics.items()}
     return {name: check for name, check in checks.items() if math.isfinite(check.z)}
 
 
@@ -92,13 +92,13 @@ def check_prior(posterior: Posterior, key: Array, draws: int = PRIOR_DRAWS) -> d
     from scipy.special import ndtri
 
     value, predicted, fine = to_host(_predicted(posterior.model, posterior.data, jax.random.split(key, draws)))
-    found = dict[str, Check]()
+    checks = dict[str, Check]()
     for name, x in predicted.items():
         ranked = x[fine]
         share = (np.sum(ranked < value[name]) + np.sum(ranked <= value[name]) + 1) / 2 / (len(ranked) + 1)
         ratio = float(value[name] / ranked.mean()) if name.startswith(_MEAN_SQUARES) else math.nan
-        found[name] = Check(ratio, float(ndtri(share)))
-    return found
+        checks[name] = Check(ratio, float(ndtri(share)))
+    return checks
 
 
 @eqx.filter_jit
@@ -108,8 +108,8 @@ def _predicted(model: Any, data: Array, keys: Array) -> Any:
 
     def statistics(data: Array) -> dict[str, Array]:
         x = masked(data, getattr(likelihood, "mask", None))
-        found = {"mean of data": jnp.mean(x), "variance of data": jnp.var(x), "skewness of data": _skewness(x)}
-        return found | (_powers("data", x, config) if x.shape == config.mesh_shape else {})
+        moments = {"mean of data": jnp.mean(x), "variance of data": jnp.var(x), "skewness of data": _skewness(x)}
+        return moments | (_powers("data", x, config) if x.shape == config.mesh_shape else {})
 
     def one(key: Array) -> Any:
         keys = jax.random.split(key)
@@ -172,14 +172,14 @@ def _compared(model: Any, data: Array, draws: Any) -> dict[str, tuple[Array, Arr
 
 
 def _of_residual(residual: Array, field: Array, config: Config) -> dict[str, Array]:
-    found = {"variance of residuals": jnp.mean(residual**2), "skewness of residuals": _skewness(residual)}
+    statistics = {"variance of residuals": jnp.mean(residual**2), "skewness of residuals": _skewness(residual)}
     shape = field - jnp.mean(field)
     if residual.shape != config.mesh_shape:
-        return found | {"residual-prediction correlation": jnp.mean(residual * shape) / jnp.std(shape)}
+        return statistics | {"residual-prediction correlation": jnp.mean(residual * shape) / jnp.std(shape)}
     of_field = _in_bands(shape, shape, config)
     for name, product in _in_bands(residual, shape, config).items():
-        found[f"residual-prediction correlation at {name}"] = product / jnp.sqrt(of_field[name])
-    return found | _powers("residuals", residual, config)
+        statistics[f"residual-prediction correlation at {name}"] = product / jnp.sqrt(of_field[name])
+    return statistics | _powers("residuals", residual, config)
 
 
 def _powers(what: str, x: Array, config: Config) -> dict[str, Array]:

@@ -123,8 +123,8 @@ def sample(
         chains = _Chains(run_key, *how, folder, energy_variance, most_failures, keep_noise, tell)
         if "chunks" in stored:
             with folder.reading_state():
-                found = restored(stored, run._asdict() | {"restarts": Restarts()})
-            restarts, run = found.pop("restarts"), Run(**found)
+                fields = restored(stored, run._asdict() | {"restarts": Restarts()})
+            restarts, run = fields.pop("restarts"), Run(**fields)
         else:
             tuning = ChainTuning(tune_key, run, posterior, schedule, folder, spmd_axis_name, tuned)
             beside = ThreadPoolExecutor(1)
@@ -271,8 +271,8 @@ def _check_positions(posterior: Any, positions: Any) -> None:
     chains = np.shape(leaves[0])[:1] if leaves else ()
     wanted = {"noise": chains + lattice, "parameters": dict.fromkeys(names, chains)}
     if chains in ((), (0,)) or shapes != wanted:
-        of = [dict(jax.tree.leaves_with_path(x, lambda x: isinstance(x, tuple))) for x in (shapes, wanted)]
-        wrong = [jax.tree_util.keystr(path) for path in of[0] | of[1] if of[0].get(path) != of[1].get(path)]
+        got, needed = (dict(jax.tree.leaves_with_path(x, lambda x: isinstance(x, tuple))) for x in (shapes, wanted))
+        wrong = [jax.tree_util.keystr(path) for path in got | needed if got.get(path) != needed.get(path)]
         constraint = f"must have noise of shape (chains, *{lattice}) and parameters {names} of shape (chains,)"
         constraint += "".join(f", unlike positions{path}" for path in wrong[:1])
         raise ArgumentError("positions", shapes, constraint, remedy)
@@ -311,13 +311,13 @@ def _at(posterior: Posterior, positions: Position, chain: int) -> str:
     position = jax.tree.map(lambda x: x[chain], positions)
     numbers = to_host(posterior.parameters(position))
     field, fine = to_host(eqx.filter_jit(lambda p, z: p.model.predict(*p.from_latent(z)))(posterior, position))
-    there = ", ".join(f"{name} = {float(x):.4g}" for name, x in numbers.items())
-    there = f" with {there}" if there else ""
+    where = ", ".join(f"{name} = {float(x):.4g}" for name, x in numbers.items())
+    where = f" with {where}" if where else ""
     if not fine:
-        return f"{there}, where the simulation fails"
+        return f"{where}, where the simulation fails"
     counts = {"negative": int(np.sum(field < 0)), "not finite": int(np.sum(~np.isfinite(field)))}
     wrong = " and ".join(f"{what} in {count} of {field.size} cells" for what, count in counts.items() if count)
-    return f"{there}, where the prediction is {wrong}" if wrong else there
+    return f"{where}, where the prediction is {wrong}" if wrong else where
 
 
 def _identity(posterior: Posterior, positions: Position, key: Array, options: dict[str, Any]) -> dict[str, str]:

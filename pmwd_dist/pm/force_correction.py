@@ -76,8 +76,8 @@ class ForceCorrection(eqx.Module):
         Raises:
           ValueError: none was trained for such particles, mesh or steps; the message has the nearest one.
         """
-        found = [cls.load(path) for path in sorted(_TRAINED.glob("*.json"))]
-        nearest = min(found, key=lambda correction: correction._distance(config))
+        trained = [cls.load(path) for path in sorted(_TRAINED.glob("*.json"))]
+        nearest = min(trained, key=lambda correction: correction._distance(config))
         if nearest._distance(config) > 0:
             constraint = f"none was trained for {_described(config)}; the nearest one is for {nearest._range()}"
             raise ArgumentError("correction", "auto", constraint, "change the simulation, or train one")
@@ -138,8 +138,8 @@ class ForceCorrection(eqx.Module):
             spacing, coefficients = float(content["spacing"]), np.asarray(content["coefficients"], float)
             cells, steps, error = (content[name] for name in ("cells", "steps", "error"))
             low, high = steps or (1, 1)
-            given = [spacing, 1 if cells is None else cells, low, high, *(error or (1, 1))]
-            if all(0 < x < math.inf for x in given) and np.isfinite(coefficients).all():
+            positive = [spacing, 1 if cells is None else cells, low, high, *(error or (1, 1))]
+            if all(0 < x < math.inf for x in positive) and np.isfinite(coefficients).all():
                 pairs = [x and tuple(x) for x in (steps, error)]
                 return cls(spacing, coefficients, cells=cells, steps=pairs[0], error=pairs[1])
         except (ValueError, KeyError, TypeError, RecursionError):

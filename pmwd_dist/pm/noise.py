@@ -99,9 +99,9 @@ def _hashed(pair: Array, config: Config) -> Array:
     of the two is hashed there. A mode that is its own conjugate is real.
     """
     shape = config.particle_shape
-    own = wavenumbers(shape, config.decomposition)
-    opposite = [np.where(2 * np.abs(n) == size, n, -n) for n, size in zip(own, shape, strict=True)]
-    x, y, z = local_factors(own, config.decomposition, jnp.int32)
+    wavevector = wavenumbers(shape, config.decomposition)
+    opposite = [np.where(2 * np.abs(n) == size, n, -n) for n, size in zip(wavevector, shape, strict=True)]
+    x, y, z = local_factors(wavevector, config.decomposition, jnp.int32)
     u, v, w = local_factors(opposite, config.decomposition, jnp.int32)
     both = z == w
     single, reverse = both & (y == v) & (x == u), both & ((y > v) | ((y == v) & (x > u)))

@@ -89,15 +89,15 @@ def _plan(sub: diffrax.SubSaveAt, ends: Any, after: np.ndarray) -> tuple[int, ..
     Returns:
       The numbers; None if a save time is none of the ends.
     """
-    own: list[int] = []
+    saved: list[int] = []
     if sub.ts is not None:
         if isinstance(ends, Tracer):
             return None
         wanted, ends = np.asarray(sub.ts, float), np.asarray(ends, float)
-        own = [int(np.abs(ends - a).argmin()) for a in wanted]
-        if not np.allclose(ends[own], wanted, rtol=0, atol=SLACK * ends[-1]):
+        saved = [int(np.abs(ends - a).argmin()) for a in wanted]
+        if not np.allclose(ends[saved], wanted, rtol=0, atol=SLACK * ends[-1]):
             return None
-    return tuple(int(after[i]) for i in [0] * sub.t0 + own + [-1] * sub.t1)
+    return tuple(int(after[i]) for i in [0] * sub.t0 + saved + [-1] * sub.t1)
 
 
 def _check_step_ends(step_ends: Any, config: Config) -> None:

@@ -161,7 +161,7 @@ def _name(path: Any) -> str:
 def on_devices(positions: Any, config: Config, axis: str | None) -> Any:
     """Positions of chains, divided over devices as steps return them."""
     mesh, spec = config.decomposition.mesh, config.decomposition.spec
-    fields, numbers = (NamedSharding(mesh, PartitionSpec(axis, *of)) for of in (spec, ()))
+    fields, numbers = (NamedSharding(mesh, PartitionSpec(axis, *axes)) for axes in (spec, ()))
     return jax.tree.map(lambda x: to_devices(x, fields if np.ndim(x) > 1 else numbers), positions)
 
 

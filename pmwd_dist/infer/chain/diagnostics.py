@@ -74,13 +74,13 @@ def evaluations_per_ess(draws: Mapping[str, Chains], evaluations: int) -> float:
 
 def stuck(x: Chains) -> dict[int, int]:
     """Chains with the same draw in a row for more than half of their length, and the number of these draws."""
-    found = dict[int, int]()
+    longest_runs = dict[int, int]()
     for chain, draws in enumerate(np.asarray(x)):
         changes = np.flatnonzero(np.diff(draws)) + 1
         longest = int(np.max(np.diff(np.concatenate([[0], changes, [len(draws)]]))))
         if longest > max(0.5 * len(draws), 1):
-            found[chain] = longest
-    return found
+            longest_runs[chain] = longest
+    return longest_runs
 
 
 def energy_errors(energy_change: Chains, dimensions: int) -> dict[str, float]:
@@ -178,8 +178,8 @@ def _energy_reasons(chain: Any, energy_variance: float) -> list[str]:
     where, tail = _energy_tail(chain, dimensions)
     if largest <= constants.CHAIN_VARIANCE * energy_variance and tail <= constants.TAIL_VARIANCE * energy_variance:
         return []
-    there = f", and {tail:.1e} {where}" if where else ""
-    return [f"the variance of the energy error is up to {largest:.1e} a dimension in a chain{there}"]
+    of_tail = f", and {tail:.1e} {where}" if where else ""
+    return [f"the variance of the energy error is up to {largest:.1e} a dimension in a chain{of_tail}"]
 
 
 def _energy_tail(chain: Any, dimensions: int) -> tuple[str, float]:

@@ -60,15 +60,15 @@ class ChainFolder:
             raise ArgumentError("output", str(path), "is a file", "name a folder")
         self.path.mkdir(parents=True, exist_ok=True)
         self._last = ""  # digest of the last chunk
-        there: dict[str, str] = {}
+        stored: dict[str, str] = {}
         if self._has_files():
             with ArrayFile(self._state) as file, file.reading():
-                there = dict(file.about["identity"])
-        self.identity = dict(there if identity is None else identity)
+                stored = dict(file.about["identity"])
+        self.identity = dict(stored if identity is None else identity)
         self.run = fingerprint(self.identity)
-        for name in sorted({*there, *self.identity}) if there else ():
-            if there.get(name) != self.identity.get(name):
-                old, new = _around_difference(str(there.get(name)), str(self.identity.get(name)))
+        for name in sorted({*stored, *self.identity}) if stored else ():
+            if stored.get(name) != self.identity.get(name):
+                old, new = _around_difference(str(stored.get(name)), str(self.identity.get(name)))
                 constraint = f"has a chain with {name}={old}, not {new}"
                 raise ArgumentError("output", str(path), constraint, "use another folder, or the same model")
 
@@ -179,8 +179,8 @@ def _describe(part: Any) -> str:
         digest = hashlib.sha256(values.tobytes()).hexdigest()[:16]
         return f"{values.dtype.name}{list(values.shape)}:{digest}"
     if is_dataclass(part) and not isinstance(part, type):
-        given = [f.name for f in fields(part) if f.name != "decomposition" and not f.metadata.get("derived")]
-        inside = ", ".join(f"{name}={_describe(getattr(part, name, None))}" for name in given)
+        names = [f.name for f in fields(part) if f.name != "decomposition" and not f.metadata.get("derived")]
+        inside = ", ".join(f"{name}={_describe(getattr(part, name, None))}" for name in names)
         return f"{type(part).__name__}({inside})"
     if isinstance(part, list | tuple):
         return "[" + ", ".join(map(_describe, part)) + "]"
