@@ -4,8 +4,6 @@ The equations are in docs/explanation/tuning.md, the stages in `tuning.schedule.
 of chains, and when steps count as too long. The posterior does not depend on them.
 """
 
-from __future__ import annotations
-
 import math
 
 # Coordinates (`preconditioner_adaptation`).

@@ -33,7 +33,7 @@ _NEAR, _FAR = 2 / 3, -1 / 12  # weights of the differences over one and two cell
 def gradient(
     field: Float[Array, "ux uy uz"], cell_size: tuple[float, float, float], periodic: tuple[bool, bool, bool]
 ) -> Float[Array, "mx my mz 3"]:
-    """Gradient of a field along the three axes.
+    """Gradient of a field, (8 (f(x + h) - f(x - h)) - (f(x + 2 h) - f(x - 2 h))) / 12 h along each axis.
 
     Args:
       field: block of the field, with WIDTH cells more on each side of an axis that isn't periodic.
@@ -41,7 +41,7 @@ def gradient(
       periodic: whether the block wraps around along each axis.
 
     Returns:
-      The fourth-order central differences (Hockney & Eastwood 1988, sec. 5-4) of the inner cells.
+      The differences (Hockney & Eastwood 1988, sec. 5-4) of the inner cells.
     """
     return drop_batch_axis(_gradient_p.bind(add_batch_axis(field), cell_size=cell_size, periodic=periodic))
 

@@ -5,10 +5,9 @@ settle before small ones where the weight of the likelihood, a power to which it
 logarithm. HMC begins as MCLMC, which reaches the posterior in fewer gradients, and runs itself in the last stage
 (Robnik & Seljak 2023 for MCLMC).
 
-The step h is found from the variance of the energy errors: it goes as h^6 for a step of MCLMC, which accepts every step
-and takes a tail of what blocks ask for, and as h^4 for a trajectory of HMC, which takes the median. The energy error of
-many dimensions hides a few unstable ones: the largest curvature limits the step (`tuning.curvature`), and a block whose
-variance is far beyond the target is discarded.
+The variance of the energy error goes as h^6 for a step h of MCLMC, and as h^4 for a trajectory of HMC. Each block asks
+for the step with the target variance. MCLMC accepts every step and takes a low quantile of these, HMC the median. The
+largest curvature limits the step (`tuning.curvature`), since the error of many dimensions hides a few unstable ones.
 """
 
 from __future__ import annotations
@@ -123,7 +122,7 @@ class Block(NamedTuple):
     Args:
       energy_change: energy error of each step.
       nonans: whether each step is finite.
-      observed: what the observer returns, after each step.
+      observed: results of the observer, after each step.
       noise: mean of the observer's field.
     """
 

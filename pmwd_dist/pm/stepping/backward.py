@@ -29,7 +29,7 @@ from pmwd_dist.pm.stepping.step import Step, all_steps, drifted, finish_step, un
 
 
 class _Carry(NamedTuple):
-    """What the backward loop carries: s_n and lambda_n of docs/explanation/adjoint.md."""
+    """Carry of the backward loop: s_n and lambda_n of docs/explanation/adjoint.md."""
 
     kicked: ExactParticles  # between the drifts of a step, after its kick; at the end of the last step, to begin with
     ct: Particles  # dLoss / d(x1, v1) at the end of the step
@@ -37,7 +37,7 @@ class _Carry(NamedTuple):
 
 
 class _StepInput(NamedTuple):
-    """What the backward loop reads in each step, from a0 to a1."""
+    """Input of the backward loop in each step, from a0 to a1."""
 
     step: Step
     last_before: Array  # last drift of the step before, 0 for the first step

@@ -96,7 +96,7 @@ class Outcome(NamedTuple):
 
 
 class _Carry(NamedTuple):
-    """What the loop of `evolve` carries from step to step, in the terms of `Outcome`; `meter` is its progress."""
+    """Carry of the loop of `evolve`, in the terms of `Outcome`; `meter` is the state of the progress meter."""
 
     mid: MidStep
     saved: tuple[Any, ...]
@@ -106,7 +106,7 @@ class _Carry(NamedTuple):
 
 
 class _StepInput(NamedTuple):
-    """What the loop of `evolve` reads in each step, from a0 to a1."""
+    """Input of the loop of `evolve` in each step, from a0 to a1."""
 
     step: Step
     following: Array  # first drift of the next step, 0 after the last one

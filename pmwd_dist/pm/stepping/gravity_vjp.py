@@ -158,7 +158,7 @@ def cached_step_vjp(
     return state, mesh, CoefficientGrads(*sums, first=first, factor=by_factor)
 
 
-def _pending_spec(config: Config) -> Any:
+def _pending_spec(config: Config) -> PendingDrifts:
     return PendingDrifts(config.decomposition.spec, config.decomposition.spec, P())  # type: ignore[arg-type]
 
 

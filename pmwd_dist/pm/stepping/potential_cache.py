@@ -84,7 +84,7 @@ class Entry(NamedTuple):
     slot: Array
 
 
-def entry_spec(entry: Entry, config: Config) -> Any:
+def entry_spec(entry: Entry, config: Config) -> Entry:
     """Partition specs of an entry."""
     return Entry((_spec(config),) * len(entry.potentials), P())  # type: ignore[arg-type]
 
