@@ -29,6 +29,7 @@ from pmwd_dist.run.common.lock import folder_lock
 from pmwd_dist.run.settings import Settings, SettingsError, SimulationSettings, read_any, read_as
 from pmwd_dist.run.settings.section import duration
 from pmwd_dist.run.simulation.plan import SimulationJob
+from pmwd_dist.run.simulation.planning import MOST_DEVICES, WIDEST, planning_lines
 from pmwd_dist.run.simulation.programs import compile_ahead
 
 app = typer.Typer(
@@ -52,8 +53,6 @@ TimeLimit = Annotated[
 ]
 
 WithProfile = Annotated[bool, typer.Option("--profile", help="Show at the end how long each part of the job took.")]
-
-_MOST_DEVICES, _WIDEST = 1 << 20, 1 << 16  # to plan for; and cells along a side of a mesh
 
 
 class CommandError(Exception):
@@ -169,22 +168,16 @@ def check(
     *,
     grad: Annotated[bool, typer.Option("--grad", help="Compare gradients with differences, in float64.")] = False,
     devices: Annotated[
-        int | None, typer.Option(min=1, max=_MOST_DEVICES, metavar="N", help="Plan for so many other devices.")
+        int | None, typer.Option(min=1, max=MOST_DEVICES, metavar="N", help="Plan for so many other devices.")
     ] = None,
     device_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory of each that arrays may take; default: 60GB.")
     ] = None,
-    device_kind: Annotated[str | None, typer.Option(metavar="KIND", help="H100 (default) or H200.")] = None,
-    network: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Bandwidth of each to other machines, a second; default: 40GB.")
-    ] = None,
 ) -> None:
     """Check a TOML file and describe its run, on the current devices or on others."""
-    from pmwd_dist.cli.planning import planning_lines
-
     _start("check --grad" if grad else "check")
     with command_errors():
-        elsewhere = any(x is not None for x in (devices, device_memory, device_kind, network))
+        elsewhere = devices is not None or device_memory is not None
         if elsewhere:
             if jax.process_count() > 1:
                 raise ValueError("other devices are planned in one process: start it without mpirun or srun")
@@ -197,10 +190,9 @@ def check(
             warnings = job.check()
             lines = [*job.lines(), *job.memory_lines(), *warnings]
         elif isinstance(job, SimulationJob):
-            plans = planning_lines(job, devices or 1, device_memory or "60GB", device_kind or "H100", network)
-            lines = job.lines(here=False) + plans
+            lines = job.lines(here=False) + planning_lines(job.simulation, devices or 1, device_memory or "60GB")
         else:
-            raise ValueError("--devices, --device-memory, --device-kind and --network plan simulations; leave them out")
+            raise ValueError("--devices and --device-memory plan simulations; leave them out")
     _say(*lines)
     if grad:
         from pmwd_dist.run.simulation.gradients import compare_gradient, table_lines
@@ -243,8 +235,8 @@ def bench(
 
     _start("bench")
     with command_errors():
-        if not all(n.isdecimal() and len(n) < 8 and 1 < int(n) <= _WIDEST for n in sizes.split(",")):
-            raise ArgumentError("--sizes", sizes, f"must be whole numbers of 2 to {_WIDEST}", "for example 64,128")
+        if not all(n.isdecimal() and len(n) < 8 and 1 < int(n) <= WIDEST for n in sizes.split(",")):
+            raise ArgumentError("--sizes", sizes, f"must be whole numbers of 2 to {WIDEST}", "for example 64,128")
         for line in bench_lines([int(n) for n in sizes.split(",")], output):
             _say(line)
 
@@ -259,7 +251,7 @@ def power(
         ),
     ],
     mesh: Annotated[
-        int | None, typer.Option(min=4, max=_WIDEST, help="Cells along a side; default: the simulation's.")
+        int | None, typer.Option(min=4, max=WIDEST, help="Cells along a side; default: the simulation's.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="CSV", help="Default: beside the snapshot.")

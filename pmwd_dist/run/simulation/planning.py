@@ -1,10 +1,7 @@
-"""Plans for GPUs that are not at hand: divisions of a mesh, bytes a particle by stage, and a model of the time.
+"""Plans for GPUs that are not at hand: divisions of a mesh, and memory by stage.
 
-Memory is counted in arrays of single precision that a stage holds; `programs.py` compiles. The time of a step is
-
-  particles * (kick, drifts, paint) + cells * (transforms, Green's function) + padded cells * (gradient, sums) + links
-
-with each GPU's bandwidth of a copy. docs/howto/planning.md compares both with measurements, but for the network.
+Memory is counted in arrays of single precision that a stage holds, since XLA plans programs for present devices only
+(`programs.py`). docs/howto/planning.md compares both.
 """
 
 from __future__ import annotations
@@ -19,53 +16,23 @@ import numpy as np
 from jax.sharding import AbstractMesh
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._memory import bytes_of, size
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.parallel.decomposition import Decomposition
-from pmwd_dist.parallel.fft import spectrum_shape
 from pmwd_dist.pm.modes import power_nodes
 from pmwd_dist.pm.stepping.potential_cache import num_force_meshes, stored_potentials
+from pmwd_dist.run.common.job import three
 from pmwd_dist.run.settings import SimulationSetup
 from pmwd_dist.run.simulation.halo_width import MARGIN, halo_width
 
 Stage = Literal["initial", "step", "output", "gradient"]
 RUN: tuple[Stage, ...] = ("initial", "step", "output")  # the stages of a run
 
-_MOST_DEVICES, _LONGEST = 1 << 20, 1 << 16  # devices, and sites along an axis
+MOST_DEVICES, WIDEST = 1 << 20, 1 << 16  # devices to plan for; sites along a side of a mesh
 _COHERENCE = 10.0  # side of a cube whose displacement is independent of others [Mpc/h]
 
-# Bytes through memory for each cell: transforms, Green's function, gradient of the potential, sums of a paint.
-_TRANSFORMS, _GREEN, _GRADIENT, _SUMS = 72.0, 8.0, 19.0, 20.0
-_HIDDEN = 0.55  # part of a local transform that goes on while GPUs of one host send pieces
-_PACKING = (0.0, 1.5, 2.0)  # factor of local passes by the number of transposes, by XLA's collectives
-
-
-class GPU(NamedTuple):
-    """Speeds of a kind of GPU and of its links.
-
-    Args:
-      name: name of the kind.
-      copy: bandwidth of a copy, read plus written [bytes/s].
-      particle: time of kick, drifts and paint of a particle [s].
-      link, collectives: bandwidth to GPUs of the same machine, by copies and by XLA's collectives [bytes/s].
-      network: bandwidth to GPUs of other machines [bytes/s]; assumed: four fifths of 400 Gbit/s.
-      message: latency of a message to another machine [s]; assumed.
-      together: number of GPUs of a machine.
-      latency: time of the program of a step on the host [s].
-    """
-
-    name: str
-    copy: float
-    particle: float
-    link: float = 330e9
-    collectives: float = 275e9
-    network: float = 40e9
-    message: float = 5e-6
-    together: int = 8
-    latency: float = 0.5e-3
-
-
-GPUS = {gpu.name: gpu for gpu in (GPU("H100", 3.0e12, 46e-12), GPU("H200", 4.2e12, 41e-12))}
+_MOST_ROWS = 6
 
 
 class Division(NamedTuple):
@@ -75,13 +42,11 @@ class Division(NamedTuple):
       pdims: devices along x and along y.
       halo: width [cells].
       bytes: memory of each device by stage.
-      seconds: time of a step.
     """
 
     pdims: tuple[int, int]
     halo: int
     bytes: dict[Stage, int]
-    seconds: float
 
     @property
     def peak(self) -> int:
@@ -129,39 +94,6 @@ def memory(config: Config, halo: int) -> dict[Stage, int]:
     return {stage: math.ceil(count) for stage, count in counts.items()}  # pyright: ignore[reportReturnType]
 
 
-def step_seconds(config: Config, gpu: GPU, halo: int) -> float:
-    """Time of a step of `pmwd-dist run` [s]."""
-    particle, cell, painted, padded = _blocks(config, halo)
-    pdims = config.decomposition.pdims
-    size = math.prod(pdims)
-    passes = (_GREEN * cell + _GRADIENT * (padded if size > 1 else cell) + _SUMS * painted) / 4
-    halos = painted + padded - 2 * cell if size > 1 else 0.0
-    link = gpu.link if size <= gpu.together else gpu.network
-    sent = 8 * math.prod(spectrum_shape(config.mesh_shape, config.decomposition)) / size
-    moved = particle / 4 * gpu.particle + passes / gpu.copy + halos / link
-    return gpu.latency + moved + _transforms_seconds(cell, sent, pdims, gpu)
-
-
-def _transforms_seconds(cell: float, sent: float, pdims: tuple[int, int], gpu: GPU) -> float:
-    """Time of a transform of the mesh and one back [s]."""
-    px, py = pdims
-    local = _TRANSFORMS * cell / 4 / gpu.copy
-    if px * py == 1:
-        return local
-    if py == 1 and px <= gpu.together:
-        return (1 - _HIDDEN) * local + 2 * sent * (1 - 1 / px) / gpu.link
-    transposes = [parts for parts in pdims if parts > 1]
-    exchange = 0.0
-    for parts in transposes:
-        # Rows of pencils lie within machines as far as they fit, columns across them.
-        if px * py <= gpu.together or (parts == py and 1 < py <= gpu.together):
-            exchange += sent * (1 - 1 / parts) / gpu.collectives
-        else:
-            others = max(1, parts // gpu.together) if parts == px * py else parts
-            exchange += sent * (1 - 1 / others) / gpu.network + (others - 1) * gpu.message
-    return _PACKING[len(transposes)] * local + 2 * exchange
-
-
 def linear_displacement(simulation: SimulationSetup) -> float:
     """Largest displacement that linear theory lets expect at the end of a run [Mpc/h].
 
@@ -188,8 +120,8 @@ def on_devices(config: Config, pdims: tuple[int, int]) -> Config:
     return dataclasses.replace(config, decomposition=decomposition)
 
 
-def divisions(config: Config, count: int, displacement: float, gpu: GPU = GPUS["H100"]) -> list[Division]:
-    """All divisions of a simulation over a number of GPUs, the fastest first.
+def divisions(config: Config, count: int, displacement: float) -> list[Division]:
+    """All divisions of a simulation over a number of GPUs, those of least memory first.
 
     `displacement` is the largest one, for the halos [Mpc/h].
     """
@@ -202,14 +134,14 @@ def divisions(config: Config, count: int, displacement: float, gpu: GPU = GPUS["
         halo = 0 if count == 1 else config.halo
         halo = halo_width(displacement, divided) if halo == "auto" else halo
         divided = dataclasses.replace(divided, halo=halo)
-        found.append(Division((count // py, py), halo, memory(divided, halo), step_seconds(divided, gpu, halo)))
-    return sorted(found, key=lambda division: division.seconds)
+        found.append(Division((count // py, py), halo, memory(divided, halo)))
+    return sorted(found, key=lambda division: division.peak)
 
 
 def enough_devices(config: Config, displacement: float, limit: float, least: int = 1) -> int | None:
     """The smallest number of GPUs with this memory each [bytes] that hold a run, of those that divide it evenly."""
     least = max(least, int(memory(on_devices(config, (1, 1)), 0)["initial"] / limit) // 2)
-    most = min(_MOST_DEVICES, config.mesh_shape[0] * config.mesh_shape[1])
+    most = min(MOST_DEVICES, config.mesh_shape[0] * config.mesh_shape[1])
     sides = [math.gcd(m, n) for m, n in zip(config.mesh_shape[:2], config.particle_shape[:2], strict=True)]
     for count in sorted({x * y for x in _divisors(sides[0]) for y in _divisors(sides[1]) if least <= x * y <= most}):
         if any(division.peak <= limit for division in divisions(config, count, displacement)):
@@ -238,5 +170,47 @@ def largest_mesh(config: Config, count: int, displacement: float, limit: float) 
     def fails(multiple: int) -> bool:
         return all(division.peak > limit for division in divisions(scaled(multiple), count, displacement))
 
-    most = bisect.bisect(range(1, _LONGEST // quantum + 1), False, key=fails)
+    most = bisect.bisect(range(1, WIDEST // quantum + 1), False, key=fails)
     return scaled(most) if most else None
+
+
+def planning_lines(simulation: SimulationSetup, count: int, memory: str) -> list[str]:
+    """Divisions over devices that need not exist, and the largest mesh that fits.
+
+    `memory` is the memory of each device that arrays may take, as text.
+
+    Raises:
+      ValueError: the text is no size, the run does not fit, or it can't be divided over so many devices.
+    """
+    try:
+        available = bytes_of(memory)
+    except ValueError as error:
+        raise ArgumentError("--device-memory", memory, str(error)) from error
+    config, displacement = simulation.config, linear_displacement(simulation)
+    found = divisions(config, count, displacement)
+    devices = f"{count} x {size(available)}"
+    if not found or found[0].peak > available:
+        enough = enough_devices(config, displacement, available)
+        remedy = "use smaller meshes" if enough is None else f"use {enough} such devices"
+        if not found:
+            raise ValueError(f"--devices {count}: mesh and particles can't be divided over so many; {remedy}")
+        need = size(found[0].peak)
+        raise ValueError(f"the run needs about {need} of memory a device on {devices}; {remedy}, or a smaller mesh")
+    lines = [
+        f"devices     {devices}, displacements of up to {displacement:.0f} Mpc/h",
+        f"            {'pdims':>12} {'halo':>5} {'run':>8} {'gradient':>9}",
+    ]
+    lines += [_row(division, available) for division in found[:_MOST_ROWS]]
+    if len(found) > _MOST_ROWS:
+        lines.append(f"            and {len(found) - _MOST_ROWS} that need more")
+    most = largest_mesh(config, count, displacement, available)
+    return lines if most is None else [*lines, f"largest     a mesh of {three(most.mesh_shape)} with the same cells"]
+
+
+def _row(division: Division, available: float) -> str:
+    px, py = division.pdims
+    gradient = division.bytes["gradient"]
+    row = f"            {f'[{px}, {py}]':>12} {division.halo:>5} {size(division.peak):>8} {size(gradient):>9}"
+    if division.peak > available:
+        return f"{row}  does not fit"
+    return f"{row}  the gradient does not fit" if gradient > available else row
