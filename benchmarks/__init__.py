@@ -20,7 +20,7 @@ where their inputs were (the inputs are donated). On a GPU: the allocator's peak
 On a CPU: the high-water mark of the resident memory (reset just before the run), less the resident memory after
 imports and compilation, freed memory returned, before the inputs were loaded.
 
-The floor of a step is `pmwd_dist.run.simulation.bench.FLOOR_BYTES` a particle over the bandwidth of a large copy,
+The floor of a step is `benchmarks.problem.FLOOR_BYTES` a particle over the bandwidth of a large copy,
 measured in the same invocation, bytes read plus bytes written.
 """
 

@@ -19,7 +19,7 @@ import numpy as np
 
 import pmwd_dist as pmd
 from benchmarks.codes import CODES
-from pmwd_dist.run.simulation.bench import CELL
+from benchmarks.problem import CELL
 
 CASES = ("forward", "gradient", "paint", "force")
 _KERNELS_ONLY = ("pure-jax",)  # codes without time steps

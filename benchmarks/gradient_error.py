@@ -25,8 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pmwd_dist as pmd
-from benchmarks import codes
-from pmwd_dist.run.simulation import bench as problem
+from benchmarks import codes, problem
 
 NAMES, STEPS, MEMORY_STEPS = ("ours", "jaxpm", "pmpp"), (2, 5, 10, 20, 40), (10, 100, 1000)
 _DIRECTIONS, _STEP = 4, 1e-5

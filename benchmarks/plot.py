@@ -9,8 +9,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks.codes import CODES
+from benchmarks.problem import FLOOR_BYTES
 from benchmarks.table import UNITS
-from pmwd_dist.run.simulation.bench import FLOOR_BYTES
 
 
 def draw(path: Path, records: Sequence[dict[str, Any]]) -> None:

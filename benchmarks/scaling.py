@@ -29,8 +29,7 @@ from jax.experimental.multihost_utils import broadcast_one_to_all
 from matplotlib.figure import Figure
 
 import pmwd_dist as pmd
-from pmwd_dist.run.common import measure
-from pmwd_dist.run.simulation import bench
+from benchmarks import measure, problem
 
 TOLERANCE = 1e-3  # of the variance of the density
 
@@ -62,8 +61,8 @@ class Case(NamedTuple):
     def config(self) -> pmd.Config:
         """The simulation."""
         decomposition = pmd.Decomposition((self.devices // self.py, self.py), jax.devices()[: self.devices])
-        times: dict[str, Any] = {"a_start": bench.A_START, "a_stop": bench.A_STOP, "steps": bench.STEPS}
-        box = tuple(bench.CELL * n for n in self.mesh)
+        times: dict[str, Any] = {"a_start": problem.A_START, "a_stop": problem.A_STOP, "steps": problem.STEPS}
+        box = tuple(problem.CELL * n for n in self.mesh)
         return pmd.Config(box, self.mesh, **times, decomposition=decomposition, halo=self.halo)
 
 
@@ -81,8 +80,8 @@ def timed(case: Case, rounds: int) -> dict[str, Any]:
 
 
 def _timed(config: pmd.Config, what: str, rounds: int) -> dict[str, Any]:
-    cosmo, sharding = bench.cosmology(), config.decomposition.sharding
-    noise = jax.jit(lambda: pmd.white_noise(jax.random.key(bench.SEED), config, jnp.float32))
+    cosmo, sharding = problem.cosmology(), config.decomposition.sharding
+    noise = jax.jit(lambda: pmd.white_noise(jax.random.key(problem.SEED), config, jnp.float32))
 
     def initial(noise: Any) -> Any:
         return pmd.lpt(pmd.linear_modes(noise, cosmo, config), cosmo, config)
@@ -152,7 +151,7 @@ def row(record: dict[str, Any]) -> str:
     about = [record["what"], record["kind"], " x ".join(map(str, record["mesh"])), str(record["devices"])]
     if "error" in record:
         return f"| {' | '.join([*about, record['error']])} |" + 6 * " |"
-    factor = 1e3 / bench.STEPS if record["what"] == "forward" else 1.0
+    factor = 1e3 / problem.STEPS if record["what"] == "forward" else 1.0
     low, high = (factor * second for second in record["range"])
     cells = [f"{list(record['pdims'])}, {record['backend']}", f"{factor * record['seconds']:.3g}"]
     cells += [f"{low:.3g} to {high:.3g}", f"{record['speed_up']:.2f}", f"{record['efficiency']:.2f}"]
@@ -167,7 +166,7 @@ def draw(path: Path, machine: dict[str, Any], records: Sequence[dict[str, Any]])
     figure = Figure(figsize=(9, 3.2 * max(1, len(names))), layout="constrained")
     panels = figure.subplots(max(1, len(names)), 2, squeeze=False)
     for what, (times, shares) in zip(names, panels, strict=False):
-        factor, unit = (1e3 / bench.STEPS, "ms a step") if what == "forward" else (1.0, "s")
+        factor, unit = (1e3 / problem.STEPS, "ms a step") if what == "forward" else (1.0, "s")
         for kind, n in sorted({(r["kind"], r["n"]) for r in good if r["what"] == what}):
             own = [r for r in good if (r["what"], r["kind"], r["n"]) == (what, kind, n)]
             devices, style = [r["devices"] for r in own], "o-" if kind == "strong" else "s--"
@@ -212,8 +211,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--plot", type=Path, help="figure of times and efficiencies")
     options = parser.parse_args(arguments)
     pmd.distributed.initialize()
-    if wrong := [what for what in options.cases.split(",") if what not in bench.CASES]:
-        parser.error(f"--cases has {', '.join(wrong)}; known are {', '.join(bench.CASES)}")
+    if wrong := [what for what in options.cases.split(",") if what not in problem.CASES]:
+        parser.error(f"--cases has {', '.join(wrong)}; known are {', '.join(problem.CASES)}")
     if max(map(int, options.devices.split(","))) > jax.device_count():
         parser.error(f"--devices {options.devices}: there are {jax.device_count()}; on CPUs set JAX_NUM_CPU_DEVICES")
     machine, records = measure.machine("jaxlib"), list[dict[str, Any]]()

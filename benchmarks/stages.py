@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 
 import pmwd_dist as pmd
+from benchmarks import measure, problem
 from benchmarks.op_timing import bytes_of, seconds
 from pmwd_dist.ops import cic, momenta, stencil
 from pmwd_dist.ops.force_transpose import force_transpose
@@ -35,8 +36,6 @@ from pmwd_dist.pm.paint import block_geometry
 from pmwd_dist.pm.particles import ExactParticles, resolution
 from pmwd_dist.pm.status import successful
 from pmwd_dist.pm.stepping.step import MidStep, Step, take_step
-from pmwd_dist.run.common import measure
-from pmwd_dist.run.simulation import bench
 
 TRANSFORM_BYTES = 24  # a cell: three passes that read and write
 
@@ -66,13 +65,13 @@ class Stage(NamedTuple):
 def configure(n: int, a: float) -> pmd.Config:
     """The run whose particles are taken."""
     decomposition = pmd.Decomposition((1, 1), jax.devices()[:1])
-    settings: dict[str, Any] = {"a_start": bench.A_START, "a_stop": a, "steps": bench.STEPS}
-    return pmd.Config(bench.CELL * n, n, **settings, decomposition=decomposition)
+    settings: dict[str, Any] = {"a_start": problem.A_START, "a_stop": a, "steps": problem.STEPS}
+    return pmd.Config(problem.CELL * n, n, **settings, decomposition=decomposition)
 
 
 def start(noise: jax.Array, config: pmd.Config) -> pmd.Particles:
     """Particles at the start."""
-    cosmo = bench.cosmology()
+    cosmo = problem.cosmology()
     return pmd.lpt(pmd.linear_modes(noise, cosmo, config), cosmo, config)
 
 
@@ -80,7 +79,7 @@ def displacements(noise: jax.Array, config: pmd.Config) -> jax.Array:
     """Displacements at the end of the run [Mpc/h]."""
 
     def run(noise: jax.Array) -> Any:
-        solution = pmd.nbody(start(noise, config), bench.cosmology(), config)
+        solution = pmd.nbody(start(noise, config), problem.cosmology(), config)
         return solution.particles.disp, solution.status
 
     disp, status = jax.jit(run)(noise)
@@ -169,7 +168,7 @@ def of_a_step_backwards(disp: jax.Array, config: pmd.Config) -> Iterator[Stage]:
 
 def measured(n: int, a: float, bandwidth: float, rounds: int) -> Iterator[dict[str, Any]]:
     """Records of all stages."""
-    config, noise = configure(n, a), bench.noise(n)
+    config, noise = configure(n, a), problem.noise(n)
     disp = displacements(noise, config)
     for stages in (of_a_step(disp, config), of_a_step_backwards(disp, config), of_a_start(noise, config)):
         for stage in stages:
@@ -197,8 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="of calls, of which the median is taken (5)")
     parser.add_argument("--json", type=Path, help="file of the machine and all records")
     options = parser.parse_args(arguments)
-    if not options.a > bench.A_START:
-        parser.error(f"--a: the run starts at {bench.A_START}; take more than that, for example 0.11")
+    if not options.a > problem.A_START:
+        parser.error(f"--a: the run starts at {problem.A_START}; take more than that, for example 0.11")
     machine = measure.machine("jaxlib")
     records = list(measured(options.particles, options.a, machine["bandwidth"], options.rounds))
     if options.json:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.codes import CODES
-from pmwd_dist.run.simulation.bench import FLOOR_BYTES, STEPS
+from benchmarks.problem import FLOOR_BYTES, STEPS
 
 # Unit, factor from seconds to it.
 UNITS = {"forward": ("ms a step", 1e3 / STEPS), "gradient": ("s", 1.0), "paint": ("ms", 1e3), "force": ("ms", 1e3)}

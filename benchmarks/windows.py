@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pmwd_dist as pmd
-from pmwd_dist.run.simulation import bench as problem
+from benchmarks import problem
 
 WINDOWS = {"cic": 2, "tsc": 3, "pcs": 4}
 CHANGES = (1e-5, 1e-4, 1e-3, 1e-2)

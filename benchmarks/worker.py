@@ -19,9 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pmwd_dist as pmd
-from benchmarks import codes
-from pmwd_dist.run.common import measure
-from pmwd_dist.run.simulation import bench as problem
+from benchmarks import codes, measure, problem
 
 
 def main(name: str, case: str, n: int, folder: Path) -> None:

@@ -14,7 +14,7 @@ from jaxpm.painting import cic_paint_dx
 from jaxpm.pm import lpt, make_diffrax_ode, pm_forces
 
 import pmwd_dist as pmd
-from pmwd_dist.run.simulation import bench as problem
+from benchmarks import problem
 
 
 def _linear_power(k: Any) -> jax.Array:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pmwd_dist as pmd
+from benchmarks import problem
 from pmwd_dist.pm.gravity import acceleration
-from pmwd_dist.run.simulation import bench as problem
 
 
 class Code:

@@ -13,7 +13,7 @@ from pmpp.initial_conditions.lpt import lpt
 from pmpp.initial_conditions.modes import linear_modes
 from pmpp.nbody import Particles, gravity, nbody
 
-from pmwd_dist.run.simulation import bench as problem
+from benchmarks import problem
 
 
 class Code:

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pmwd_dist.run.simulation import bench as problem
+from benchmarks import problem
 
 
 class Code:

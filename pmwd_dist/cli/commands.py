@@ -165,8 +165,6 @@ def check(
     file: File,
     output: Output = None,
     overrides: Set = [],
-    *,
-    grad: Annotated[bool, typer.Option("--grad", help="Compare gradients with differences, in float64.")] = False,
     devices: Annotated[
         int | None, typer.Option(min=1, max=MOST_DEVICES, metavar="N", help="Plan for so many other devices.")
     ] = None,
@@ -175,7 +173,7 @@ def check(
     ] = None,
 ) -> None:
     """Check a TOML file and describe its run, on the current devices or on others."""
-    _start("check --grad" if grad else "check")
+    _start("check")
     with command_errors():
         elsewhere = devices is not None or device_memory is not None
         if elsewhere:
@@ -194,13 +192,6 @@ def check(
         else:
             raise ValueError("--devices and --device-memory plan simulations; leave them out")
     _say(*lines)
-    if grad:
-        from pmwd_dist.run.simulation.gradients import compare_gradient, table_lines
-
-        comparisons = compare_gradient(job.simulation)
-        _say(*table_lines(comparisons))
-        if not all(comparison.good for comparison in comparisons):
-            raise typer.Exit(1)
 
 
 @app.command()
@@ -223,22 +214,6 @@ def doctor(folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Fo
     if folder is not None:
         with command_errors():
             _say(f"run         {folder}: {state(folder)}")
-
-
-@app.command()
-def bench(
-    sizes: Annotated[str, typer.Option(metavar="N,N,...", help="Cells along a side of each mesh.")] = "64,128",
-    output: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the records as JSON.")] = None,
-) -> None:
-    """Time ten steps and a gradient on one device of this machine."""
-    from pmwd_dist.cli.bench import bench_lines
-
-    _start("bench")
-    with command_errors():
-        if not all(n.isdecimal() and len(n) < 8 and 1 < int(n) <= WIDEST for n in sizes.split(",")):
-            raise ArgumentError("--sizes", sizes, f"must be whole numbers of 2 to {WIDEST}", "for example 64,128")
-        for line in bench_lines([int(n) for n in sizes.split(",")], output):
-            _say(line)
 
 
 @app.command()

@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import loads, op_timing, stages
-from pmwd_dist.run.common import measure
-from pmwd_dist.run.simulation.bench import FLOOR_BYTES
+from benchmarks import loads, measure, op_timing, stages
+from benchmarks.problem import FLOOR_BYTES
 
 
 @pytest.fixture(autouse=True)

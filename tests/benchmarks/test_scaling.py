@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import scaling
-from pmwd_dist.run.common import measure
+from benchmarks import measure, scaling
 
 
 def record(**changes: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 import re
@@ -21,10 +20,8 @@ import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist.cli import commands, doctor, main
-from pmwd_dist.cosmology.parameters import Parameters
 from pmwd_dist.run.common import job, manifest, resources
 from pmwd_dist.run.inference.memory import InferenceMemory
-from pmwd_dist.run.simulation.gradients import Comparison
 
 Cli = Callable[..., tuple[int, str, str]]
 MINIMAL = "[box]\nsize = 64\nmesh = 16\n"
@@ -120,32 +117,6 @@ def test_check_says_what_would_be_done(cli: Cli, file: Path, tmp_path: Path):
     for words in ("100 Mpc/h", "16^3 cells", "20 fastpm steps", "seed 0", "4 slabs", "native ops", "memory", "disk"):
         assert words in out
     assert list(tmp_path.iterdir()) == [file]
-
-
-def test_check_compares_gradients_with_differences(cli: Cli, file: Path, monkeypatch: pytest.MonkeyPatch):
-    small = (
-        "--set",
-        "box.mesh=8",
-        "--set",
-        "time.steps=1",
-        "--set",
-        "time.lpt_order=1",
-        "--set",
-        "devices.pdims=[1, 1]",
-    )
-    code, out, err = cli("check", file, *small, "--grad")
-    assert (code, err) == (0, "")
-    rows = [line.split() for line in out.splitlines()[-9:]]
-    assert [row[0] for row in rows] == [
-        "noise",
-        *(field.name for field in dataclasses.fields(Parameters) if field.default is dataclasses.MISSING),
-    ]
-    assert float(rows[0][1]) != 0
-    assert all(float(row[3]) <= 1e-4 for row in rows), rows
-    monkeypatch.setattr("pmwd_dist.run.simulation.gradients.compare_gradient", lambda _: [Comparison("h", 1.0, 1.001)])
-    code, out, _ = cli("check", file, *small, "--grad")
-    assert code == 1
-    assert "h: off by more than 0.0001" in out
 
 
 @pytest.mark.parametrize("verb", ["run", "check"])
