@@ -1,8 +1,6 @@
 """pmwd_dist: distributed, differentiable particle-mesh simulations for cosmology, on JAX."""
 
 import typing as _typing
-from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
-from importlib.metadata import version as _version
 
 from pmwd_dist._jax.lazy import lazy_names as _lazy_names
 
@@ -59,10 +57,19 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.pm.status import SimulationError as SimulationError
     from pmwd_dist.pm.status import Status as Status
     from pmwd_dist.report import plot as plot
-else:
-    __getattr__, __dir__, __all__ = _lazy_names(__name__)
 
-try:
-    __version__ = _version("pmwd-dist")
-except _PackageNotFoundError:  # run from a source tree that is not installed
-    __version__ = "0+unknown"
+    __version__: str
+else:
+    _find, __dir__, __all__ = _lazy_names(__name__)
+
+    def __getattr__(name: str) -> object:
+        return _installed_version() if name == "__version__" else _find(name)
+
+
+def _installed_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("pmwd-dist")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "0+unknown"

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import ast
+import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from inspect import getsource
 from typing import Any
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package whose source imports its names for type checkers only."""
-    nodes = ast.walk(ast.parse(getsource(sys.modules[package])))
-    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-    # Module of each public name, and its name there.
-    homes = {x.asname: (node.module or "", x.name) for node in imports for x in node.names if x.asname}
-    names = sorted(name for name in homes if not name.startswith("_"))
+    """`__getattr__`, `__dir__` and `__all__` of a package whose source imports its names for type checkers only.
+
+    The only table of the names are these imports, `from MODULE import NAME as NAME`: an import without the second name
+    is private to type checkers.
+    """
+    loader: Any = sys.modules[package].__loader__
+    homes = {
+        name: home
+        for home, name in re.findall(r"^    from (\S+) import \w+ as (\w+)$", loader.get_source(package), re.MULTILINE)
+    }
 
     def find(name: str) -> Any:
-        if name not in names:
+        if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, own = homes[name]
-        there = None if module == package else import_module(module)
-        value = getattr(there, own) if hasattr(there, own) else import_module(f"{module}.{own}")
+        home = None if homes[name] == package else import_module(homes[name])
+        value = getattr(home, name) if hasattr(home, name) else import_module(f"{homes[name]}.{name}")
         setattr(sys.modules[package], name, value)
         return value
 
-    return find, lambda: names, names
+    return find, lambda: sorted(homes), sorted(homes)

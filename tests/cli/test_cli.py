@@ -292,7 +292,7 @@ def test_as_a_program(file: Path):
     program = (
         "import sys, pmwd_dist.cli; from jax._src import xla_bridge; "
         "assert not xla_bridge.backends_are_initialized(); assert 'mpi4py.MPI' not in sys.modules; "
-        "sys.argv[1:] = ['template']; import pmwd_dist.cli.__main__"
+        "sys.argv[1:] = ['template']; from pmwd_dist.__main__ import main; main()"
     )
     command = f'{sys.executable} -c "{program}" | head -1'
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
@@ -303,21 +303,21 @@ def test_as_a_program(file: Path):
 # A program that gets a signal when it first imports a module. Where tests run in the background, SIGINT is ignored.
 SIGNALLED = """
 import os, signal, sys
-import pmwd_dist_program
+from pmwd_dist.__main__ import main
 class Finder:
     def find_spec(self, name, path, target=None):
         if name == {module!r}:
             os.kill(os.getpid(), {number})
 sys.meta_path.insert(0, Finder())
 signal.signal(signal.SIGINT, signal.default_int_handler)
-pmwd_dist_program.main()
+main()
 """
 
 
 @pytest.mark.parametrize(
     ("number", "module", "code", "said"),
     [
-        (2, "pmwd_dist", 130, "interrupted"),
+        (2, "pmwd_dist.cli", 130, "interrupted"),
         (2, "jaxlib", 130, "interrupted"),
         (2, "pmwd_dist.cli.commands", 130, "interrupted"),
         (15, "numpy", 143, "terminated"),
@@ -333,12 +333,12 @@ def test_a_signal_while_the_program_starts(number: int, module: str, code: int, 
 def test_the_program_ends_while_a_thread_compiles():
     """Ctrl-C in a tuning, while the program of the chunks is compiled beside it. Figures need no window before."""
     program = (
-        "import pmwd_dist.cli, pmwd_dist_program, sys, threading, time\n"
+        "import pmwd_dist.__main__, pmwd_dist.cli, sys, threading, time\n"
         "def main(began):\n"
         "    import matplotlib.pyplot\n"
         "    threading.Thread(target=time.sleep, args=(100,)).start()\n"
         "    print('interrupted'); sys.stdout.flush(); sys.exit(130)\n"
-        "pmwd_dist.cli.main = main; pmwd_dist_program.main()"
+        "pmwd_dist.cli.main = main; pmwd_dist.__main__.main()"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -352,7 +352,7 @@ def test_the_program_ends_while_a_thread_compiles():
 
 
 NO_CUDA = pytest.mark.skipif(any(map(find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))), reason="there is one")
-PROGRAM = [sys.executable, "-c", "import pmwd_dist_program as program; program.main()"]
+PROGRAM = [sys.executable, "-m", "pmwd_dist"]
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,6 @@ PROGRAM = [sys.executable, "-c", "import pmwd_dist_program as program; program.m
         pytest.param("JAX_PLATFORMS", "cuda", ("JAX_PLATFORMS=cuda", "no plugin", "unset"), marks=NO_CUDA),
         ("JAX_PLATFORMS", "nonsense", ("JAX_PLATFORMS=nonsense", "not in the list")),
         ("JAX_ENABLE_X64", "banana", ("JAX_ENABLE_X64", "banana")),
-        ("PYTHONOPTIMIZE", "2", ("PYTHONOPTIMIZE=2", "use 1")),
     ],
 )
 def test_a_wrong_environment_is_a_line_at_the_start(file: Path, variable: str, value: str, words: tuple[str, ...]):

@@ -1,4 +1,4 @@
-"""The program `pmwd-dist`: importing the library takes seconds, in which it must already be possible to stop it."""
+"""The program `pmwd-dist`: importing JAX takes seconds, in which it must already be possible to stop it."""
 
 import os
 import signal
@@ -41,8 +41,6 @@ def main() -> NoReturn:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)
     _open_streams()
-    if sys.flags.optimize > 1:
-        _fail("PYTHONOPTIMIZE=2 (python -OO) removes docstrings, without which jax_cosmo fails; use 1, or unset it")
     os.environ.pop("MPLBACKEND", None)  # of windows: all figures are files
     try:
         from pmwd_dist.cli import main as run
