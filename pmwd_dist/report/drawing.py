@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Container, Iterable
-from contextlib import suppress
+import threading
+from collections.abc import Container, Generator, Iterable
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 import numpy as np
@@ -16,89 +19,88 @@ from pmwd_dist._files import remove
 from pmwd_dist.report import plot, results
 from pmwd_dist.report.style import DPI
 
-_SECONDS = 10.0  # longest time for a figure
+_SECONDS = 10  # longest time for a figure
+_STARTING = 60  # and for the imports before the first one
+_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}  # for this program alone
 
-_process: subprocess.Popen[str] | None = None
+_executor: ProcessPoolExecutor | None = None
+_futures: dict[Path, Future[None]] = {}
 
 
-def start() -> subprocess.Popen[str]:
+def start() -> ProcessPoolExecutor:
     """Start the process, unless it is there; its imports take a second. It ends with this program."""
-    global _process
-    if _process is None:
-        # Without a device, and without a second thread when it forks.
-        own, null = os.environ | {"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1"}, subprocess.DEVNULL
-        command, pipe = [sys.executable, "-P", "-m", __name__], subprocess.PIPE
-        _process = subprocess.Popen(  # noqa: S603
-            command, stdin=pipe, stdout=null, stderr=null, env=own, start_new_session=True, text=True
-        )
-    return _process
+    global _executor
+    if _executor is None:
+        # Python's tracker of semaphores would write a line about those of a program that was killed.
+        sys.warnoptions.append("ignore:resource_tracker")
+        _executor = ProcessPoolExecutor(1, get_context("spawn"), _begin)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # which the process inherits
+        try:
+            _executor.submit(_warm_up)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return _executor
 
 
 def draw(paths: Iterable[Path]) -> None:
-    """Draw these figures soon; `finish` draws those again that fail."""
-    if (pipe := start().stdin) is not None:
-        with suppress(BrokenPipeError):
-            pipe.write("".join(f"{path.absolute()}\n" for path in paths))
-            pipe.flush()
+    """Draw these figures soon, in place of those of earlier data; `finish` draws those again that fail."""
+    for path in map(Path.absolute, paths):
+        remove(path)
+        if path in _futures:
+            _futures[path].cancel()
+        try:
+            _futures[path] = start().submit(_draw, path)
+        except BrokenProcessPool:
+            _futures.pop(path, None)
 
 
 def finish(folder: Path, names: Container[str]) -> None:
-    """Wait for the figures, and draw those of a folder among `names` that are missing and have data.
-
-    If the process has ended early, or hangs, draw all of them: some may be older than their data.
-    """
-    global _process
-    early, paths = False, [path for path in results.figures(folder) if path.name in names]
-    if _process is not None:
-        process, _process = _process, None
-        with suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=_SECONDS * len(paths))
-        if early := process.returncode != 0:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    for path in paths:
-        if early or not path.exists():
+    """Wait for the figures, and draw those of a folder among `names` that are missing and have data."""
+    global _executor
+    wait(_futures.values())
+    failed = {path for path, future in _futures.items() if future.cancelled() or future.exception() is not None}
+    _futures.clear()
+    if _executor is not None:
+        _executor.shutdown(cancel_futures=True)
+        _executor = None
+    for path in results.figures(folder):
+        if path.name in names and (path.absolute() in failed or not path.exists()):
             results.draw(path)
 
 
-def _main() -> None:
-    """Draw the figures whose paths are the lines of the standard input, each in a process of its own."""
-    figure = plot.density(np.ones((2, 2)), (1.0, 1.0))  # for modules and fonts, before the first path comes
-    figure.set_dpi(DPI)
-    figure.draw_without_rendering()
-    running = dict[int, Path]()
-    while lines := os.read(0, 1 << 16):
-        for path in dict.fromkeys(map(Path, os.fsdecode(lines).splitlines())):
-            for child in (child for child, drawn in running.items() if drawn == path):
-                os.kill(child, signal.SIGKILL)  # there are newer data
-            while path in running.values() or len(running) >= (os.cpu_count() or 1):
-                _wait(running)
-            if child := os.fork():
-                running[child] = path
-            else:
-                _draw(path)
-    while running:
-        _wait(running)
+def _begin() -> None:
+    """Prepare the process: it writes nothing, and ends with the program."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
 
 
-def _wait(running: dict[int, Path]) -> None:
-    """Wait for one of the processes; an older figure of one that failed or was killed is removed."""
-    process, status = os.wait()
-    path = running.pop(process)
-    if status:
-        remove(path)
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+@contextmanager
+def _at_most(seconds: int) -> Generator[None]:
+    """End the process if this takes longer: `finish` draws what it can't."""
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+def _warm_up() -> None:
+    """Import modules and load fonts before the first data come."""
+    with _at_most(_STARTING):
+        figure = plot.density(np.ones((2, 2)), (1.0, 1.0))
+        figure.set_dpi(DPI)
+        figure.draw_without_rendering()
 
 
 def _draw(path: Path) -> None:
-    """Draw a figure, and end this process; its exit code is zero if there is a new figure."""
-    code = 1
-    try:
+    with _at_most(_SECONDS):
         results.draw(path)
-        code = 0
-    finally:
-        os._exit(code)
-
-
-if __name__ == "__main__":
-    _main()

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -123,7 +127,8 @@ def test_redraw_draws_all_that_is_there(tmp_path: Path):
 def test_another_process_draws_what_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     names = ["power.png", "density_z0.000.png", "density_z1.000.png"]
     drawn = set[str]()
-    drawing.start()
+    modules = drawing.start().submit(eval, "[x in __import__('sys').modules for x in ('matplotlib', 'jax')]")
+    assert modules.result() == [True, False]
     write_table(tmp_path / "power_z0.000.csv", make_spectrum(0.0))
     write_arrays(tmp_path / "density_z0.000.npz", make_slab(), {})
     drawing.draw(tmp_path / name for name in names)  # the last one has no data yet
@@ -145,17 +150,36 @@ def test_a_figure_that_matplotlib_refuses_is_absent(tmp_path: Path):
     assert not path.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
-def test_figures_of_a_process_that_hangs_or_ends_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number):
+@pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGKILL])
+def test_figures_of_a_process_that_takes_too_long_or_is_killed_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+):
     drawn = list[str]()
     write_table(tmp_path / "power_z0.000.csv", make_spectrum(0.0))
     (tmp_path / "power.png").touch()  # of earlier data
-    os.kill(drawing.start().pid, number)
+    os.kill(drawing.start().submit(os.getpid).result(), number)
     drawing.draw([tmp_path / "power.png"])
-    monkeypatch.setattr(drawing, "_SECONDS", 0.1, raising=False)
     monkeypatch.setattr(results, "save", lambda figure, path: drawn.append(path.name))
     drawing.finish(tmp_path, ["power.png"])
     assert drawn == ["power.png"]
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGINT"])
+def test_nothing_is_left_of_the_process_when_the_program_is_killed(name: str):
+    """Ctrl-C, which a terminal sends to all, ends the program, not the process; a killed program ends it."""
+    code = (
+        "import os, signal, sys; from pmwd_dist.report import drawing as d; "
+        "pid = d.start().submit(os.getpid).result(); os.kill(pid, signal.SIGINT); d.start().submit(int).result(); "
+        f"print(pid, flush=True); signal.signal(2, signal.SIG_DFL); os.kill(os.getpid(), signal.{name})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (-getattr(signal, name), "")
+    state, limit = "", time.monotonic() + 10
+    with suppress(FileNotFoundError):
+        while state != "Z" and time.monotonic() < limit:  # or init is late
+            state = Path(f"/proc/{done.stdout.strip()}/stat").read_text().split()[2]
+            time.sleep(0.02)
+        assert state == "Z"
 
 
 def test_redraw_fails_on_damaged_files(tmp_path: Path):
