@@ -1,11 +1,14 @@
-"""The fastest division of a mesh over devices, by measurement."""
+"""The fastest division of a mesh over devices, by measurement, and a file of the results in the user's cache folder."""
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 import jax
@@ -13,14 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._files import atomic_write, cache_folder
 from pmwd_dist._memory import available_memory, size
-from pmwd_dist.parallel import autotune_cache, distributed
+from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.backends import BACKENDS
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3
 from pmwd_dist.parallel.defaults import default
 from pmwd_dist.parallel.fft import pirfft3d, prfft3d, spectrum_shape
 from pmwd_dist.parallel.halo import halo_pad, halo_reduce
 from pmwd_dist.parallel.inputs import cells, whole_number
+
+_FILE = "autotune.jsonl"
+_HEAD = f"{'pdims':>10} {'backend':>12} {'forward':>9} {'inverse':>9} {'halo':>9}   [ms]"
 
 
 def autotune(
@@ -67,33 +74,25 @@ def autotune(
     backends = {type(candidate.backend): candidate.backend for candidate in candidates}
     in_use = [kind for kind, backend in backends.items() if backend.is_open]
     say = say if say is not None and distributed.is_main() else lambda _: None
-    key = autotune_cache.machine(devices) | {
-        "shape": list(shape),
-        "dtype": np.dtype(dtype).name,
-        "halo": halo,
-        "backends": sorted({_label(candidate) for candidate in candidates}),
-    }
-    found = _agreed(None if measure_again else autotune_cache.find(key), candidates)
-    if found is not None:
-        say(f"{found!r}, as measured before ({autotune_cache.path()})")
-        _open(found, shape, halo)
-        return found
-    best, seconds = _fastest(candidates, shape, dtype, halo, repeats, say)
+    labels = sorted({_label(candidate) for candidate in candidates})
+    key = _machine(devices) | {"shape": list(shape), "dtype": dtype.name, "halo": halo, "backends": labels}
+    record = None if measure_again else _find(key)
+    index = next((i for i, c in enumerate(candidates) if record and _choice(c).items() <= record.items()), -1)
+    if (index := int(distributed.from_main(np.int32(index)))) >= 0:
+        say(f"{candidates[index]!r}, as measured before ({cache_folder() / _FILE})")
+        _open(candidates[index], shape, halo)
+        return candidates[index]
+    say(_HEAD)
+    times = [_measure(candidate, shape, dtype, halo, repeats, say) for candidate in candidates]
+    seconds, best = min(times), candidates[int(np.argmin(times))]
+    if not math.isfinite(seconds):
+        raise ValueError(f"shape={shape} does not fit into the memory of these {best.size} devices; use more")
     for kind, backend in backends.items():
         if kind not in in_use and kind is not type(best.backend):
             backend.close()
-    _keep({"key": key, "pdims": list(best.pdims), "backend": best.backend.name, **best.backend.options}, seconds, say)
+    if distributed.is_main():
+        _keep({"key": key, **_choice(best), "seconds": seconds, "date": time.strftime("%F")}, say)
     return best
-
-
-def _keep(record: autotune_cache.Record, seconds: float, say: Callable[[str], Any]) -> None:
-    """Write a record to disk on the main process, and report a failure."""
-    if not distributed.is_main():
-        return
-    try:
-        autotune_cache.store(record | {"seconds": seconds, "date": time.strftime("%F")})
-    except (OSError, RuntimeError) as error:
-        say(f"not kept: {error}")
 
 
 def remembered(shapes: Sequence[Shape3]) -> Decomposition | None:
@@ -104,7 +103,7 @@ def remembered(shapes: Sequence[Shape3]) -> Decomposition | None:
     """
     if jax.process_count() > 1 or jax.device_count() == 1:
         return None
-    record = autotune_cache.find_shape(shapes[0], jax.devices())
+    record = _find(_machine(jax.devices()) | {"shape": list(shapes[0])})
     if record is None or _label(Decomposition()) not in record["key"].get("backends", ()):
         return None
     try:
@@ -117,32 +116,53 @@ def remembered(shapes: Sequence[Shape3]) -> Decomposition | None:
     return found if whole and default("backend") in ("auto", found.backend.name) else None
 
 
-def _fastest(
-    candidates: list[Decomposition],
-    shape: Shape3,
-    dtype: Any,
-    halo: int,
-    repeats: int,
-    say: Callable[[str], Any],
-) -> tuple[Decomposition, float]:
-    """The candidate with the smallest sum of times, and this sum [s]; prints the table."""
-    say(f"{'pdims':>10} {'backend':>12} {'forward':>9} {'inverse':>9} {'halo':>9}   [ms]")
-    times = []
-    for candidate in candidates:
-        row = _measure(candidate, shape, dtype, halo, repeats)
-        text = row if isinstance(row, str) else " ".join(f"{1e3 * t:9.3f}" for t in row)
-        say(f"{candidate.pdims!s:>10} {_label(candidate):>12} {text}")
-        times.append(math.inf if isinstance(row, str) else sum(row))
-    best = int(np.argmin(times))
-    if not math.isfinite(times[best]):
-        count = candidates[0].size
-        raise ValueError(f"shape={shape} does not fit into the memory of these {count} devices; use more")
-    return candidates[best], times[best]
+def _machine(devices: Sequence[Any]) -> dict[str, Any]:
+    """Properties of the machine and the software that times depend on."""
+    first, packages = devices[0], {"jax": "jax", "jaxlib": "jaxlib", "pmwd_dist": "pmwd-dist"}
+    return {name: version(package) for name, package in packages.items()} | {
+        "platform": first.platform,
+        "device": first.device_kind,
+        "driver": first.client.platform_version,
+        "count": len(devices),
+        "processes": len({device.process_index for device in devices}),
+        **({"cores": os.cpu_count()} if first.platform == "cpu" else {}),
+    }
+
+
+def _records() -> list[dict[str, Any]]:
+    """All records of the file; none if it can't be read."""
+    try:
+        return [json.loads(line) for line in (cache_folder() / _FILE).read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError, RuntimeError):  # the last where there is no home
+        return []
+
+
+def _find(key: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The latest record whose key has these items."""
+    return next((record for record in reversed(_records()) if key.items() <= record["key"].items()), None)
+
+
+def _keep(record: dict[str, Any], say: Callable[[str], Any]) -> None:
+    """Write a record, in place of an older one of the same key, and report a failure."""
+    try:
+        records = [old for old in _records() if old["key"] != record["key"]] + [record]
+        path = cache_folder() / _FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as aside:
+            aside.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    except (OSError, RuntimeError) as error:
+        say(f"not kept: {error}")
 
 
 def _label(decomposition: Decomposition) -> str:
     """Options of the backend, or its name if it has none."""
     return "/".join(decomposition.backend.options.values() or [decomposition.backend.name])
+
+
+def _choice(decomposition: Decomposition) -> dict[str, Any]:
+    """The fields of a record that say which candidate it is."""
+    backend = decomposition.backend
+    return {"pdims": list(decomposition.pdims), "backend": backend.name, **backend.options}
 
 
 def _devices(count: int | None) -> list[Any]:
@@ -194,18 +214,6 @@ def _candidates(shape: Shape3, devices: list[Any]) -> list[Decomposition]:
     return fitting
 
 
-def _agreed(record: autotune_cache.Record | None, candidates: list[Decomposition]) -> Decomposition | None:
-    """The candidate of the first process's record, on all processes."""
-    known = [(list(c.pdims), c.backend.name, c.backend.options) for c in candidates]
-    index = -1
-    if record is not None:
-        options = {name: record[name] for name in ("transpose_comm", "halo_comm") if name in record}
-        wanted = record["pdims"], record["backend"], options
-        index = known.index(wanted) if wanted in known else -1
-    index = int(distributed.from_main(np.int32(index)))
-    return None if index < 0 else candidates[index]
-
-
 def _open(decomposition: Decomposition, shape: Shape3, halo: int) -> None:
     widths = [n for n, shards in zip(decomposition.block(shape), decomposition.pdims, strict=False) if shards > 1]
     shapes = [shape, spectrum_shape(shape, decomposition)]
@@ -213,23 +221,25 @@ def _open(decomposition: Decomposition, shape: Shape3, halo: int) -> None:
 
 
 def _measure(
-    decomposition: Decomposition, shape: Shape3, dtype: Any, halo: int, repeats: int
-) -> tuple[float, float, float] | str:
-    """Seconds of transform, inverse and halo exchange, or the reason why they can't be measured."""
-    try:
-        _open(decomposition, shape, halo)
-    except ValueError as error:
-        return str(error)
+    decomposition: Decomposition, shape: Shape3, dtype: Any, halo: int, repeats: int, say: Callable[[str], Any]
+) -> float:
+    """Sum of the times of transform, inverse and halo exchange [s], infinite where they can't be measured."""
     transform = partial(prfft3d, decomposition=decomposition)
     back = partial(pirfft3d, shape=shape, decomposition=decomposition)
+    start = f"{decomposition.pdims!s:>10} {_label(decomposition):>12}"
     try:
+        _open(decomposition, shape, halo)
         field = _attempt(jax.jit(lambda: jnp.ones(shape, dtype), out_shardings=decomposition.sharding))
-        forward = _seconds(transform, field, repeats)
-        inverse = _seconds(back, _attempt(partial(jax.jit(transform), field)), repeats)
-        exchange = _seconds(partial(_exchanged, decomposition, halo), field, repeats)
-    except MemoryError as error:
-        return str(error)
-    return forward, inverse, exchange
+        times = [
+            _seconds(transform, field, repeats),
+            _seconds(back, _attempt(partial(jax.jit(transform), field)), repeats),
+            _seconds(partial(_exchanged, decomposition, halo), field, repeats),
+        ]
+    except (ValueError, MemoryError) as error:
+        say(f"{start} {error}")
+        return math.inf
+    say(f"{start} {' '.join(f'{1e3 * seconds:9.3f}' for seconds in times)}")
+    return sum(times)
 
 
 def _exchanged(decomposition: Decomposition, halo: int, field: jax.Array) -> jax.Array:
@@ -263,9 +273,4 @@ def _seconds(function: Callable[[Any], Any], argument: Any, repeats: int) -> flo
         start = time.perf_counter()
         jax.block_until_ready(compiled(argument))
         times.append(time.perf_counter() - start)
-    own = float(np.median(times))
-    if jax.process_count() == 1:
-        return own
-    from jax.experimental import multihost_utils
-
-    return float(np.max(multihost_utils.process_allgather(np.float32(own))))
+    return 1e-6 * distributed.largest(round(1e6 * float(np.median(times))))

@@ -15,7 +15,7 @@ import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist.cli import main
-from pmwd_dist.parallel import autotune_cache
+from pmwd_dist.parallel import autotune as tuner
 from pmwd_dist.parallel.autotune import remembered
 from pmwd_dist.parallel.backends.peer import Peer
 
@@ -72,15 +72,15 @@ def test_a_config_reads_no_file_and_remembered_measures_nothing(cache: Path) -> 
 def test_a_damaged_cache_is_no_obstacle(cache: Path) -> None:
     cache.parent.mkdir()
     cache.write_text("not json\n")
-    assert autotune_cache.load() == []
-    key = autotune_cache.machine(jax.devices()) | {"shape": list(SHAPE), "backends": ["xla"]}
+    assert tuner._records() == []
+    key = tuner._machine(jax.devices()) | {"shape": list(SHAPE), "backends": ["xla"]}
     for pdims in ([3, 3], [4, 0], [2, 1]):  # not a division of four devices
         cache.write_text(json.dumps({"key": key, "pdims": pdims, "backend": "xla"}) + "\n")
         assert remembered([SHAPE]) is None
     cache.write_bytes(b"\xff\xfe\n")
-    assert autotune_cache.load() == []
+    assert tuner._records() == []
     pmd.autotune(SHAPE, repeats=1, say=None, n_devices=1)
-    assert len(autotune_cache.load()) == 1
+    assert len(tuner._records()) == 1
 
 
 @pytest.mark.parametrize(
@@ -160,20 +160,20 @@ def peers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_was_measured_is_remembered(
     peers: None, monkeypatch: pytest.MonkeyPatch, record: Any, expected: Any
 ) -> None:
-    monkeypatch.setattr(autotune_cache, "find_shape", lambda shape, devices: record)
+    monkeypatch.setattr(tuner, "_find", lambda key: record)
     found = remembered([(8, 8, 8)])
     assert (found and (found.pdims, found.backend.name)) == expected
 
 
 def test_a_division_that_does_not_fit_all_shapes_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     record = record_of(pdims=[1, 4], key={"backends": ["xla"]})
-    monkeypatch.setattr(autotune_cache, "find_shape", lambda shape, devices: record)
+    monkeypatch.setattr(tuner, "_find", lambda key: record)
     assert remembered([(8, 8, 8)]) == pmd.Decomposition((1, 4))
     assert remembered([(8, 8, 8), (8, 6, 6)]) is None
 
 
 def test_a_default_that_was_set_says_more_than_a_record(peers: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autotune_cache, "find_shape", lambda shape, devices: record_of(pdims=[2, 2]))
+    monkeypatch.setattr(tuner, "_find", lambda key: record_of(pdims=[2, 2]))
     for name in ("peer", "cudecomp"):
         monkeypatch.setenv("PMWD_BACKEND", name)
         assert remembered([(8, 8, 8)]) is None

@@ -15,7 +15,7 @@ from runs import read
 
 import pmwd_dist as pmd
 from pmwd_dist.cosmology.linear_power import sigma_R
-from pmwd_dist.parallel import autotune_cache
+from pmwd_dist.parallel import autotune as tuner
 from pmwd_dist.parallel.backends.peer import Peer
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSettings, build, read_any, to_toml
 from pmwd_dist.run.settings.physics import cosmology_warnings, unit_warnings
@@ -308,7 +308,7 @@ def test_a_file_takes_the_backend_that_was_measured_unless_it_names_one(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = {"pdims": [4, 1], "backend": "xla", "key": {"backends": ["peer", "xla"]}}
-    monkeypatch.setattr(autotune_cache, "find_shape", lambda shape, devices: record)
+    monkeypatch.setattr(tuner, "_find", lambda key: record)
     monkeypatch.setattr(Peer, "unavailable_reason", lambda self, division: None)
 
     def backend(*overrides: str) -> str:
