@@ -1,14 +1,14 @@
-"""Expected error of P(k) at z = 0 of a configuration, from measured tables.
-
-The tables come from `benchmarks/accuracy.py`; docs/explanation/accuracy.md explains them.
-"""
+"""Expected error of P(k) at z = 0 of a configuration, from the measured tables of accuracy.toml."""
 
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,60 +23,8 @@ from pmwd_dist.pm.solvers import FORMULAS, Formula
 from pmwd_dist.pm.time_steps import step_times
 from pmwd_dist.run.settings import SimulationSettings, SimulationSetup
 
-Table = Sequence[Sequence[Sequence[float]]]
-
-# Errors in per cent, the largest up to 1/4 and to 1/2 of the particles' Nyquist frequency, by spacing of the particles.
-_SPACINGS = (1.0, 4.0, 16.0)  # [Mpc/h]
-# Error of 3LPT and 40 BullFrog steps, by start, against a lattice and mesh twice as fine with the same modes.
-_STARTS = (0.02, 0.05, 0.1, 0.2)
-_ONE_CELL = (
-    ((2.5, 14.6), (2.5, 2.5), (17.7, 20.1)),
-    ((3.7, 16.3), (1.1, 1.1), (8.6, 12.4)),
-    ((4.3, 17.0), (0.3, 0.9), (3.6, 6.8)),
-    ((5.1, 18.4), (0.3, 1.3), (1.3, 4.6)),
-)
-_TWO_CELLS = (
-    ((2.1, 8.4), (1.8, 2.2), (2.7, 5.0)),
-    ((2.4, 8.8), (1.1, 1.8), (1.3, 3.3)),
-    ((2.4, 9.0), (0.7, 1.7), (0.5, 1.9)),
-    ((3.0, 10.2), (0.6, 1.8), (0.1, 0.7)),
-)
-# Error added by a lower order of LPT, by start.
-_LOWER_ORDER = {
-    1: (
-        ((2.3, 2.7), (0.7, 1.3), (0.1, 0.3)),
-        ((5.8, 6.7), (1.7, 3.3), (0.2, 0.8)),
-        ((11.4, 12.7), (3.3, 6.6), (0.4, 1.6)),
-        ((21.3, 22.8), (6.7, 12.9), (0.9, 3.1)),
-    ),
-    2: (
-        ((0.1, 0.1), (0.0, 0.0), (0.0, 0.0)),
-        ((0.4, 0.5), (0.1, 0.2), (0.0, 0.0)),
-        ((1.4, 1.7), (0.4, 0.7), (0.1, 0.1)),
-        ((4.6, 5.4), (1.6, 2.5), (0.3, 0.6)),
-    ),
-}
-# Error added by a number of steps. LeapFrog adds FastPM's error and the lost growth.
-_STEPS = (5, 10, 20, 40)
-_BULLFROG = (
-    ((18.1, 38.2), (0.1, 0.1), (0.1, 0.2)),
-    ((5.5, 13.2), (0.0, 0.1), (0.0, 0.0)),
-    ((0.3, 0.3), (0.0, 0.0), (0.0, 0.0)),
-    ((0.0, 0.2), (0.0, 0.0), (0.0, 0.0)),
-)
-_FASTPM = (
-    ((20.1, 39.5), (1.0, 1.8), (0.1, 0.8)),
-    ((6.2, 13.9), (0.3, 0.5), (0.0, 0.2)),
-    ((0.5, 0.7), (0.1, 0.1), (0.0, 0.1)),
-    ((0.1, 0.1), (0.0, 0.0), (0.0, 0.0)),
-)
-_SOLVERS = {"bullfrog": _BULLFROG, "fastpm": _FASTPM, "leapfrog": _FASTPM}
 EXACT_LINEAR_GROWTH = ("bullfrog", "fastpm")  # at any number of steps
-# Error added by the spectral gradient, with one and with two cells a particle along each axis.
-_SPECTRAL = (((5.6, 19.0), (8.9, 24.1), (16.2, 43.3)), ((1.2, 5.3), (1.1, 4.1), (4.7, 15.7)))
-# Change by compensated forces, likewise; against a lattice twice as fine, 20 steps of 3LPT, mean of two seeds.
-_COMPENSATED = (((0.8, 0.8), (1.2, 2.1), (1.1, 9.5)), ((0.3, 0.3), (0.5, 0.9), (0.1, 0.6)))
-
+_STEPS_OF = {"leapfrog": "fastpm"}  # which adds the lost growth to the errors of this table
 _LARGEST_DEVIATION = 0.5  # of b1 delta: the cut of negative cells then adds about 0.5 % of galaxies
 _CONVERGED = 5.0  # error of P(k) of a model that is converged [per cent]
 
@@ -100,15 +48,13 @@ def expected_error(simulation: SimulationSetup, times: Sequence[float]) -> tuple
 
 def _measured(config: Config, solver: str, steps: int) -> np.ndarray:
     """Sum of the errors of P(k) of a mesh, its force, a start and a solver, without that of linear growth."""
-    fine, a_start = _cells(config) >= 2, config.a_start
-    error = _at(_TWO_CELLS if fine else _ONE_CELL, _STARTS, a_start, config)
+    fine = _cells(config) >= 2
+    error = _at("two_cells" if fine else "one_cell", "starts", config.a_start, config)
     if config.lpt_order < 3:
-        error = error + _at(_LOWER_ORDER[config.lpt_order], _STARTS, a_start, config)
-    error = error + _at(_SOLVERS[solver], _STEPS, steps, config)
-    if config.gradient == "spectral":
-        error = error + _at(_SPECTRAL[fine : fine + 1], (1,), 1, config)
-    if config.compensated:
-        error = error + _at(_COMPENSATED[fine : fine + 1], (1,), 1, config)
+        error = error + _at(f"lpt{config.lpt_order}", "starts", config.a_start, config)
+    error = error + _at(_STEPS_OF.get(solver, solver), "steps", steps, config)
+    for option in ("spectral",) * (config.gradient == "spectral") + ("compensated",) * config.compensated:
+        error = error + _at_spacing(option, config)[int(fine)]
     return error
 
 
@@ -213,12 +159,21 @@ def long_wave_growth(formula: Formula, table: GrowthTable, times: Sequence[float
     return disp / float(table.D1(ends[-1]))
 
 
-def _at(table: Table, nodes: Sequence[float], value: float, config: Config) -> np.ndarray:
-    """Errors at a value of the first axis and the spacing of the particles: linear in their logarithms, ends held."""
-    values = np.asarray(table, float)
-    x = np.log(_spacing(config))
-    rows = [[np.interp(x, np.log(_SPACINGS), row[:, f]) for f in range(2)] for row in values]
-    return np.array([np.interp(np.log(value), np.log(nodes), column) for column in np.array(rows).T])
+def _at(table: str, axis: str, value: float, config: Config) -> np.ndarray:
+    """Errors of a table at a value of its rows' axis and the spacing of the particles: linear in their logarithms."""
+    nodes = np.log(_tables()[axis])
+    return np.array([np.interp(np.log(value), nodes, column) for column in _at_spacing(table, config).T])
+
+
+def _at_spacing(table: str, config: Config) -> np.ndarray:
+    """Rows of a table at the spacing of the particles; ends are held."""
+    x, nodes = np.log(_spacing(config)), np.log(_tables()["spacings"])
+    return np.array([[np.interp(x, nodes, column) for column in zip(*row, strict=True)] for row in _tables()[table]])
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def _spacing(config: Config) -> float:
