@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._files import atomic_write, cache_folder
+from pmwd_dist._files import atomic_write, cache_folder, read_text
 from pmwd_dist._memory import available_memory, size
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.backends import BACKENDS
@@ -26,7 +26,7 @@ from pmwd_dist.parallel.fft import pirfft3d, prfft3d, spectrum_shape
 from pmwd_dist.parallel.halo import halo_pad, halo_reduce
 from pmwd_dist.parallel.inputs import cells, whole_number
 
-_FILE = "autotune.jsonl"
+_FILE, _LARGEST = "autotune.jsonl", 64_000_000  # [bytes]
 _HEAD = f"{'pdims':>10} {'backend':>12} {'forward':>9} {'inverse':>9} {'halo':>9}   [ms]"
 
 
@@ -132,8 +132,9 @@ def _machine(devices: Sequence[Any]) -> dict[str, Any]:
 def _records() -> list[dict[str, Any]]:
     """All records of the file; none if it can't be read."""
     try:
-        return [json.loads(line) for line in (cache_folder() / _FILE).read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError, RuntimeError):  # the last where there is no home
+        records = [json.loads(line) for line in read_text(cache_folder() / _FILE, _LARGEST).splitlines()]
+        return [record for record in records if isinstance(record["key"], dict)]
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError):  # the last where there is no home
         return []
 
 
