@@ -30,10 +30,10 @@ import numpy as np
 
 import pmwd_dist as pmd
 from pmwd_dist.parallel.fft import spectrum_shape
-from pmwd_dist.pm.nbody import step_times
 from pmwd_dist.pm.particles import exact
 from pmwd_dist.pm.status import successful
 from pmwd_dist.pm.stepping import host
+from pmwd_dist.pm.time_steps import step_times
 
 FRACTIONS = (0.05, 0.1, 0.25, 0.5, 0.75, 1.0)
 SOLVERS = {"bullfrog": pmd.BullFrog(), "fastpm": pmd.FastPM(), "leapfrog": pmd.LeapFrog()}

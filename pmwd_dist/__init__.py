@@ -50,10 +50,10 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.pm.paint import cic_read as cic_read
     from pmwd_dist.pm.paint import density as density
     from pmwd_dist.pm.particles import Particles as Particles
-    from pmwd_dist.pm.solvers import BullFrog as BullFrog
-    from pmwd_dist.pm.solvers import FastPM as FastPM
-    from pmwd_dist.pm.solvers import LeapFrog as LeapFrog
-    from pmwd_dist.pm.solvers import ParticleMesh as ParticleMesh
+    from pmwd_dist.pm.solvers.diffrax_solvers import BullFrog as BullFrog
+    from pmwd_dist.pm.solvers.diffrax_solvers import FastPM as FastPM
+    from pmwd_dist.pm.solvers.diffrax_solvers import LeapFrog as LeapFrog
+    from pmwd_dist.pm.solvers.diffrax_solvers import ParticleMesh as ParticleMesh
     from pmwd_dist.pm.status import SimulationError as SimulationError
     from pmwd_dist.pm.status import Status as Status
     from pmwd_dist.report import plot as plot

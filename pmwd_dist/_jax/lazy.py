@@ -1,4 +1,4 @@
-"""Public names of a package, imported when they are first used: a program imports only what it uses."""
+"""Public names of a package, from the imports in its source, and their import when they are first used."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from typing import Any
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package whose source imports its names for type checkers only.
+    """`__getattr__`, `__dir__` and `__all__` of a package whose source may import its names for type checkers only.
 
     The only table of the names are these imports, `from MODULE import NAME as NAME`: an import without the second name
-    is private to type checkers.
+    is private to type checkers. A program imports only what it uses.
     """
     loader: Any = sys.modules[package].__loader__
-    homes = {
-        name: home
-        for home, name in re.findall(r"^    from (\S+) import \w+ as (\w+)$", loader.get_source(package), re.MULTILINE)
-    }
+    imports = re.findall(r"^ *from (\S+) import \w+ as ([^_\W]\w*)$", loader.get_source(package), re.MULTILINE)
+    homes = {name: home for home, name in imports}
 
     def find(name: str) -> Any:
         if name not in homes:

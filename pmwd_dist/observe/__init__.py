@@ -1,5 +1,6 @@
 """Observables of particles and fields."""
 
+from pmwd_dist._jax.lazy import lazy_names as _lazy_names
 from pmwd_dist.observe.angular_power import AngularPower as AngularPower
 from pmwd_dist.observe.angular_power import angular_power as angular_power
 from pmwd_dist.observe.angular_power import limber_power as limber_power
@@ -32,14 +33,4 @@ from pmwd_dist.observe.power import shot_noise as shot_noise
 from pmwd_dist.observe.redshift_space import redshift_space as redshift_space
 from pmwd_dist.observe.sphere import SphericalLightCone as SphericalLightCone
 
-__all__ = [
-    "AngularPower", "Bispectrum", "CrossPower", "FlatSkyLightCone", "LagrangianBias", "Multipoles", "OnePointPDF",
-    "PowerSpectrum", "SphericalLightCone", "angular_power", "bias_weights", "bispectrum", "bispectrum_edges",
-    "convergence", "cross_power", "eulerian_bias", "expected_counts", "interlaced_density", "kaiser_multipoles",
-    "lensing_weights", "limber_power", "one_point_pdf", "power_multipoles", "power_spectrum", "redshift_space", "shear",
-    "shot_noise", "smoothed", "tracer_density", "tree_bispectrum", "weighted_overdensity"
-]  # fmt: skip
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__, __all__ = _lazy_names(__name__)[1:]

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from pmwd_dist.pm.saves import is_sub
-from pmwd_dist.pm.solvers import SplitSolver
+from pmwd_dist.pm.solvers.diffrax_solvers import SplitSolver
 from pmwd_dist.pm.status import Code
 from pmwd_dist.pm.stepping.potential_cache import Stored, checked
 from pmwd_dist.pm.stepping.reversible import evolve_and_save

@@ -25,7 +25,7 @@ from pmwd_dist.pm.paint import halo_limit
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.potential_factor import PotentialFactor
 from pmwd_dist.pm.saves import as_saveat, is_sub, planned_steps, save_times
-from pmwd_dist.pm.solvers import SOLVERS, BullFrog, ParticleMesh, SplitSolver
+from pmwd_dist.pm.solvers.diffrax_solvers import SOLVERS, BullFrog, ParticleMesh, SplitSolver
 from pmwd_dist.pm.status import Code, Status, failure
 from pmwd_dist.pm.stepping.forward import Epoch
 from pmwd_dist.pm.stepping.reversible import evolve_and_save
@@ -242,6 +242,3 @@ def _final_status(solution: diffrax.Solution, particles: Particles, config: Conf
     code = jnp.where(wrong == Code.SUCCESSFUL, code, wrong).astype(jnp.int32)
     steps = jnp.asarray(solution.stats["num_accepted_steps"], jnp.int32)
     return Status(code, steps, max_displacement, jnp.full_like(max_displacement, halo_limit(config)))
-
-
-__all__ = ["Solution", "nbody", "step_times"]

@@ -18,7 +18,8 @@ from jaxtyping import Array, Complex, Float
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.pm.particles import Particles
-from pmwd_dist.pm.solvers import BullFrog, Coefficients
+from pmwd_dist.pm.solvers import Coefficients
+from pmwd_dist.pm.solvers.diffrax_solvers import BullFrog
 from pmwd_dist.pm.time_steps import step_times
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import pmwd_dist as pmd
-from pmwd_dist.pm.nbody import step_times
 from pmwd_dist.pm.particles import exact
 from pmwd_dist.pm.saves import as_saveat, planned_steps
 from pmwd_dist.pm.status import successful
 from pmwd_dist.pm.stepping import host
+from pmwd_dist.pm.time_steps import step_times
 
 
 def configure(decomposition: pmd.Decomposition, **changes: Any) -> pmd.Config:

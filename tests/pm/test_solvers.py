@@ -14,7 +14,7 @@ import pytest
 from scipy.integrate import quad
 
 import pmwd_dist as pmd
-from pmwd_dist.pm.nbody import step_times
+from pmwd_dist.pm.time_steps import step_times
 
 SOLVERS = {"BullFrog": pmd.BullFrog(), "FastPM": pmd.FastPM(), "LeapFrog": pmd.LeapFrog()}
 COSMO = problems.cosmology(Omega_k=0.05, w0=-0.9, wa=0.2)

@@ -12,11 +12,11 @@ import problems
 import pytest
 
 import pmwd_dist as pmd
-from pmwd_dist.pm.nbody import step_times
 from pmwd_dist.pm.particles import exact
 from pmwd_dist.pm.status import UNLIMITED, Code, Status, successful
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.stepping.step import all_steps, coefficients_of
+from pmwd_dist.pm.time_steps import step_times
 
 COSMO = problems.cosmology()
 

@@ -14,8 +14,9 @@ import pytest
 from runs import read
 
 import pmwd_dist as pmd
-from pmwd_dist.pm.nbody import step_times
-from pmwd_dist.pm.solvers import FORMULAS, SOLVERS
+from pmwd_dist.pm.solvers import FORMULAS
+from pmwd_dist.pm.solvers.diffrax_solvers import SOLVERS
+from pmwd_dist.pm.time_steps import step_times
 from pmwd_dist.run.settings import SimulationSetup
 from pmwd_dist.run.settings.physics import training_warnings
 from pmwd_dist.run.settings.simulation_sections import Force
