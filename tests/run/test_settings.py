@@ -334,15 +334,17 @@ def test_config_files_have_the_defaults_of_python() -> None:
     ("change", "words"),
     [
         (lambda k, p, h: (k, p * 1.05), "which is not used$"),
-        (lambda k, p, h: (k * h, p / h**3), r"it looks like a P\(k\) in Mpc\^3 with k in 1/Mpc; it must be"),
-        (lambda k, p, h: (k, p * 0.4**2), r"it looks like a P\(k\) at z = 2.15; it must be"),
-        (lambda k, p, h: (k, p * 9), r"which is not used; it must be in \(Mpc/h\)\^3"),
-        (lambda k, p, h: (k * h, p), r"it looks like a P\(k\) with k in 1/Mpc; it must be"),
+        (
+            lambda k, p, h: (k * h, p / h**3),
+            r"has another shape than .* by \d\d %; it must be in \(Mpc/h\)\^3 with k in h",
+        ),
+        (lambda k, p, h: (k, p * 0.4**2), r"which is not used; it must be in .*, at z = 0$"),
+        (lambda k, p, h: (k * h, p), r"has another shape than"),
         (lambda k, p, h: (k[k > 0.03], p[k > 0.03]), r"its sigma8 can't be compared"),
-        (lambda k, p, h: (k, k**3 * p / (2 * np.pi**2)), r"rises as k\^3.\d* at small k.*k\^3 P / \(2 pi\^2\) is no P"),
+        (lambda k, p, h: (k, k**3 * p / (2 * np.pi**2)), r"has another shape than"),
     ],
 )
-def test_a_table_that_looks_like_another_unit_or_redshift_is_named(file: Path, change: Any, words: str):
+def test_a_table_of_another_shape_or_amplitude_is_named(file: Path, change: Any, words: str):
     given = build(read(file))
     k = np.geomspace(1e-4, 50, 512)
     k, power = change(k, given.linear_power(k), float(given.cosmo.h))
@@ -400,7 +402,7 @@ def test_a_normalised_table_in_other_units_is_known_by_its_shape(file: Path):
     for unit, count in ((1.0, 0), (0.7, 1)):
         np.savetxt(file.parent / "p.txt", np.stack([k * unit, power], -1))
         warnings = build(read(file, ["cosmology.linear_power=p.txt", "cosmology.normalise=true"])).power_warnings()
-        assert ["by its shape; k must be in h/Mpc" in text for text in warnings] == [True] * count
+        assert ["another shape" in text and "with k in h/Mpc" in text for text in warnings] == [True] * count
 
 
 def test_an_amplitude_sets_sigma8_and_a_name_the_transfer_function(file: Path):
