@@ -26,7 +26,7 @@ from pmwd_dist.parallel.fft import pirfft3d, prfft3d, spectrum_shape
 from pmwd_dist.parallel.halo import halo_pad, halo_reduce
 from pmwd_dist.parallel.inputs import cells, whole_number
 
-_FILE, _LARGEST = "autotune.jsonl", 64_000_000  # [bytes]
+_FILE = "autotune.jsonl"
 _HEAD = f"{'pdims':>10} {'backend':>12} {'forward':>9} {'inverse':>9} {'halo':>9}   [ms]"
 
 
@@ -132,7 +132,7 @@ def _machine(devices: Sequence[Any]) -> dict[str, Any]:
 def _records() -> list[dict[str, Any]]:
     """All records of the file; none if it can't be read."""
     try:
-        records = [json.loads(line) for line in read_text(cache_folder() / _FILE, _LARGEST).splitlines()]
+        records = [json.loads(line) for line in read_text(cache_folder() / _FILE).splitlines()]
         return [record for record in records if isinstance(record["key"], dict)]
     except (OSError, ValueError, KeyError, TypeError, RuntimeError):  # the last where there is no home
         return []
