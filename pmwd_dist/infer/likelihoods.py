@@ -15,6 +15,7 @@ from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from pmwd_dist._checks import check_shares
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.infer.forward import value_of
@@ -154,7 +155,7 @@ class Poisson(eqx.Module):
       mask: field on the mesh, true or 1 where there are data; default: everywhere.
 
     Raises:
-      ValueError: nbar not positive, a negative selection, or a mask or selection that hides everything.
+      ValueError: nbar not positive, a selection beyond 0 to 1, or a mask or selection that hides everything.
     """
 
     quantity: ClassVar[str] = "galaxies in a cell"
@@ -169,6 +170,7 @@ class Poisson(eqx.Module):
         self.nbar = None if isinstance(nbar, str) else _number_or_field(nbar, "nbar", self.mask)
         fraction = 1.0 if selection is None else selection
         self.selection = _number_or_field(fraction, "selection", self.mask, zeros=True)
+        check_shares(masked(self.selection, self.mask), "selection")
         if not np.any(masked(self.selection, self.mask)):
             constraint = "is 0 in every cell" + ("" if self.mask is None else " that the mask shows")
             raise ArgumentError("selection", selection, constraint, "it is the fraction observed", show_value=False)

@@ -14,15 +14,17 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
 
+from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.cosmology.distance import comoving_distance, scale_factor_at, transverse_distance
+from pmwd_dist.cosmology.distance import scale_factor_at, transverse_distance
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe import harmonics
 from pmwd_dist.observe.healpix import pixel_count
-from pmwd_dist.observe.lensing import lensing_weights
+from pmwd_dist.observe.lensing import Source, lensing_weights, source_distances
 from pmwd_dist.observe.power import mean
 from pmwd_dist.observe.resolution import LightCone, resolved_share
+from pmwd_dist.observe.shells import checked_edges
 from pmwd_dist.parallel.inputs import real
 
 _UNSEEN = 1.6e30
@@ -123,7 +125,7 @@ def limber_power(
     power: Callable[[Array], ArrayLike],
     cosmo: Cosmology | GrowthTable,
     edges: Sequence[float],
-    source: float,
+    source: Source,
     *,
     cone: LightCone | None = None,
 ) -> Float[Array, " n"]:
@@ -136,17 +138,18 @@ def limber_power(
       power: linear P(k) at a = 1 [(Mpc/h)^3], a function of k [h/Mpc].
       cosmo: cosmology, or its `growth_table`.
       edges: comoving distances of shells [Mpc/h].
-      source: redshift of the sources.
+      source: redshift of the sources, or (ascending redshifts, their number per redshift).
       cone: light cone whose maps the theory is for: it gets the window of their pixels, and lacks waves that exceed the
         lattice of the particles or are longer than the box. Default: all waves, without a window.
 
     Raises:
-      ValueError: the sources are nearer than the nearest shell.
+      ValueError: a multipole is negative, or edges or sources are out of range, as in `lensing_weights`.
     """
-    table = growth_table_to(2, cosmo)
-    far = min(float(edges[-1]), float(comoving_distance(1 / (1 + source), table)))
-    slabs = np.linspace(float(edges[0]), far, _SLABS + 1)
-    weights = lensing_weights(tuple(map(float, slabs)), table, source)
+    check_number(ell, "ell", 0)
+    table, (near, *_, last) = growth_table_to(2, cosmo), checked_edges(edges)
+    far = min(last, float(jnp.max(source_distances(source, table, near)[0])))
+    slabs = np.linspace(near, far, _SLABS + 1)
+    weights = lensing_weights(slabs.tolist(), table, source)
     middle = jnp.asarray((slabs[1:] + slabs[:-1]) / 2, dtype=float)
     across, a = transverse_distance(middle, table), scale_factor_at(middle, table)
     k = (jnp.asarray(ell, dtype=float).reshape(-1)[:, None] + 0.5) / across[None]

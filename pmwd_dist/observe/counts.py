@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
 
+from pmwd_dist._checks import check_number, check_shares
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
@@ -44,7 +44,7 @@ def expected_counts(
       mask: observed fraction of each cell, on the mesh: boolean, or from 0 to 1; default: 1.
 
     Raises:
-      ValueError: a field is not on the mesh, or the number density, selection or mask is negative.
+      ValueError: a field is not on the mesh, a negative number density, or a selection or mask beyond 0 to 1.
 
     Warns:
       UserWarning: negative densities hold more than 0.5 % of the galaxies, so that P(k) of the counts is too low; not
@@ -57,13 +57,15 @@ def expected_counts(
     density = inputs.mesh_field(density, config, "density")
     if np.ndim(number_density):
         raise ArgumentError("number_density.shape", np.shape(number_density), "must be ()", "vary it by selection")
+    check_number(number_density, "number_density", 0)
     factors = {"mask": 1.0 if mask is None else mask, "selection": selection, "number_density": number_density}
     counts, seen = jnp.full((), math.prod(config.cell_size), density.dtype), jnp.ones((), bool)
     for name, value in factors.items():
         factor = numbers(value, name)
         factor = inputs.mesh_field(factor, config, name) if factor.ndim else jnp.asarray(factor)
         factor = jnp.where(seen, factor, 0).astype(density.dtype)
-        _check_not_negative(factor, name)
+        if name != "number_density":
+            check_shares(factor, name)
         seen = factor > 0 if name == "mask" else seen
         counts = counts * factor
     rate = counts * jnp.where(seen, density, 0)
@@ -104,10 +106,10 @@ def weighted_overdensity(
       config: configuration of the simulation.
 
     Raises:
-      ValueError: a field is not on the mesh, or a weight is negative.
+      ValueError: a field is not on the mesh, or a weight beyond 0 to 1.
     """
     density, weight = inputs.mesh_field(density, config, "density"), inputs.mesh_field(weight, config, "weight")
-    _check_not_negative(weight, "weight")
+    check_shares(weight, "weight")
     return _overdensity(density, weight)
 
 
@@ -116,13 +118,3 @@ def _overdensity(density: Array, weight: Array) -> Array:
     density = jnp.where(weight > 0, density, 0)
     mean = jnp.sum(weight * density) / jnp.sum(weight)
     return weight * (density / mean - 1) / jnp.sqrt(jnp.mean(weight**2))
-
-
-def _check_not_negative(factor: Array, name: str) -> None:
-    """Raise ValueError if a value is negative or NaN; traced values are not checked."""
-    if isinstance(factor, Tracer):
-        return
-    with jax.ensure_compile_time_eval():
-        lowest = float(jnp.min(factor))
-    if not lowest >= 0:
-        raise ArgumentError(name, lowest, "must not be negative", "pass shares from 0 to 1")

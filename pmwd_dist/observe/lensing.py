@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
+from pmwd_dist._checks import check_ascending
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import rows
 from pmwd_dist._jax.ops import vary, varying_names
@@ -28,13 +29,14 @@ from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe import harmonics
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
-from pmwd_dist.observe.shells import POINTS, WEIGHTS, Shells, is_traced
+from pmwd_dist.observe.shells import POINTS, WEIGHTS, Shells, checked_edges, is_traced
 from pmwd_dist.observe.sphere import SphericalLightCone
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import real, whole_number
 
 LightCone = FlatSkyLightCone | SphericalLightCone
 Source = float | Array | tuple[Any, Any]
+_FARTHEST = 1000.0  # redshift, the end of `comoving_distance`
 _UNCOVERED = 0.01  # part of the lensing weight without a warning
 
 
@@ -50,14 +52,15 @@ def lensing_weights(
     Args:
       shells: light cone, or edges of its shells in comoving distance [Mpc/h].
       cosmo: cosmology, or its `growth_table`.
-      source: redshift of the sources, or (redshifts, their number per redshift, in any unit).
+      source: redshift of the sources, or (ascending redshifts, their number per redshift, in any unit).
 
     Raises:
-      ValueError: all sources are nearer than the nearest shell, or not redshifts; traced values are not checked.
+      ValueError: edges that don't ascend, sources that are not redshifts, do not ascend or are all nearer than the
+        nearest shell, or numbers that are negative or all 0; traced values are not checked.
     """
     table = growth_table_to(2, cosmo)
-    own = shells.shells if isinstance(shells, LightCone) else Shells(tuple(shells), 1, "nearest")
-    distance, share = _sources(source, table, own.edges[0])
+    own = shells.shells if isinstance(shells, LightCone) else Shells(checked_edges(shells), 1, "nearest")
+    distance, share = source_distances(source, table, own.edges[0])
     return _weights(distance, share, table, shells=own)
 
 
@@ -92,12 +95,16 @@ def _weights(distance: Array, share: Array, table: GrowthTable, *, shells: Shell
     return 1.5 * table.cosmo.Omega_cb / HUBBLE_DISTANCE**2 * total
 
 
-def _sources(source: Source, table: GrowthTable, nearest: float) -> tuple[Array, Array]:
+def source_distances(source: Source, table: GrowthTable, nearest: float) -> tuple[Array, Array]:
     """Distances of the sources and their shares."""
     if isinstance(source, tuple):
         z, number = (jnp.asarray(real(x, "source")) for x in source)
         if z.ndim != 1 or z.shape != number.shape or len(z) < 2:
             raise ArgumentError("source", z.shape, "must be redshifts and as many numbers", "pass (z, n)")
+        check_ascending(z, "source")
+        if not (is_traced(number) or (np.isfinite(number).all() and np.min(number) >= 0 and np.max(number) > 0)):
+            constraint = "has numbers per redshift that are not finite, negative, or all 0"
+            raise ArgumentError("source", number, constraint, "pass (z, n) with n of 0 or more", show_value=False)
         share = _shares(z, number)
     else:
         z = jnp.asarray(real(source, "source")).reshape(-1)
@@ -120,11 +127,11 @@ def _distances(z: Array, table: GrowthTable) -> Array:
 
 
 def _check_redshifts(z: Array, table: GrowthTable, nearest: float) -> None:
-    """Raise ValueError unless all values are redshifts, some beyond the nearest shell."""
+    """Raise ValueError unless all values are redshifts up to 1000, some beyond the nearest shell."""
     if is_traced(z):
         return
-    if not (np.asarray(z) >= 0).all():
-        raise ArgumentError("source", np.asarray(z).tolist(), "must be redshifts of 0 or more")
+    if not ((np.asarray(z) >= 0) & (np.asarray(z) <= _FARTHEST)).all():
+        raise ArgumentError("source", np.asarray(z).tolist(), f"must be redshifts from 0 to {_FARTHEST:g}")
     if is_traced(table):
         return
     with jax.ensure_compile_time_eval():
@@ -139,7 +146,7 @@ def coverage_warning(cone: LightCone, table: GrowthTable, source: Source) -> str
     if is_traced((table, source)):
         return None
     with jax.ensure_compile_time_eval():
-        distance, share = _sources(source, table, cone.edges[0])
+        distance, share = source_distances(source, table, cone.edges[0])
         farthest = float(jnp.max(distance))
         inside, whole = (
             float(jnp.sum(_weights(distance, share, table, shells=shells)))
@@ -182,7 +189,7 @@ def convergence(
       mass: masses that the light cone has accumulated: (shells, nx, ny), or (shells, pixels) on the sphere.
       cosmo: cosmology, or its `growth_table`.
       cone: light cone of the masses.
-      source: redshift of the sources, or (redshifts, their number per redshift).
+      source: redshift of the sources, or (ascending redshifts, their number per redshift).
       field: side of the field of view of a flat sky [degrees].
       pixels: number of rays along each side of the field of view.
       offsets: shifts of the planes of a flat sky across the line of sight, shape (shells, 2) [Mpc/h], so that

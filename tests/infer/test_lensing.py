@@ -135,6 +135,7 @@ def test_noise_follows_the_number_of_galaxies_in_a_pixel(one_device: Any) -> Non
     [
         (lambda f: maps((1, 1), sources=()), r"sources=\(\) must hold the sources of each map"),
         (lambda f: maps((1, 1), sources=(0.0,)), "is nearer than the nearest shell"),
+        (lambda f: maps((1, 1), sources=[([0.05, 0.02], [1.0, 1.0])]), "must be finite and ascend from 0 or more"),
         (lambda f: maps((1, 1), pixels=None), "field=20.0 and pixels are needed"),
         (lambda f: infer.ShapeNoise(f, -1.0), "density=-1.0 must be positive"),
         (lambda f: infer.ShapeNoise(f, (1.0, 2.0, 3.0)), "one for each of 2 maps"),

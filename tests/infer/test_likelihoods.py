@@ -250,6 +250,7 @@ def test_an_array_with_an_empty_mask_is_one_without(config: pmd.Config, field: n
             lambda: infer.Poisson(1.0, selection=-np.ones(SHAPE)),
             "selection must be 0 or more and finite",
         ),
+        (lambda: infer.Poisson(1.0, selection=7 * FRONT, mask=FRONT), "selection=7.0 must not exceed 1; pass shares"),
     ],
 )
 def test_wrong_arguments_are_refused(make: Any, message: str) -> None:

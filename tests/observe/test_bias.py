@@ -176,6 +176,19 @@ ONES = np.ones(SHAPE)
             "selection=-1.0 must not be negative; pass shares from 0 to 1",
         ),
         (lambda c: pmd.observe.weighted_overdensity(ONES, -ONES, c), "weight=-1.0 must not be negative"),
+        (lambda c: pmd.observe.weighted_overdensity(ONES, 7 * ONES, c), "weight=7.0 must not exceed 1; .* its maximum"),
+        (
+            lambda c: pmd.observe.expected_counts(ONES, c, number_density=1.0, mask=255 * ONES),
+            "mask=255.0 must not exceed 1; pass shares from 0 to 1: divide it by its maximum",
+        ),
+        (
+            lambda c: pmd.observe.expected_counts(ONES, c, number_density=1.0, selection=1.1),
+            "selection=1.1.* must not exceed 1",
+        ),
+        (
+            lambda c: pmd.observe.expected_counts(ONES, c, number_density=np.nan),
+            "number_density=nan must be a finite number, 0 or more",
+        ),
         (
             lambda c: pmd.observe.expected_counts(ONES, c, number_density=1.0, mask=np.full(SHAPE, np.nan)),
             "mask=nan must not be negative",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -119,3 +121,23 @@ def test_limber_power_is_the_integral():
     found = pmd.observe.limber_power(ell, power, EinsteinDeSitter, (0.0, 2000.0), source)
     expected = [quad(integrand, 1e-3, chi, (value,))[0] for value in ell]
     np.testing.assert_allclose(found, expected, rtol=1e-3)
+    spread = pmd.observe.limber_power(
+        ell, power, EinsteinDeSitter, (0.0, 2000.0), ([0.699, 0.7, 0.701], [0.0, 1.0, 0.0])
+    )
+    np.testing.assert_allclose(spread, expected, rtol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ell": np.array([-1.0])}, "ell must be a finite number, 0 or more"),
+        ({"source": -1.0}, r"source=\[-1.0\] must be redshifts from 0 to 1000"),
+        ({"source": np.inf}, "must be redshifts from 0 to 1000"),
+        ({"edges": (500.0, 100.0)}, r"edges=\[500.0, 100.0\] must ascend from 0 or more"),
+        ({"edges": (0.0, np.nan)}, "edges=.* must be two or more comoving distances"),
+    ],
+)
+def test_bad_arguments_of_theory_are_refused(changes: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"ell": 100.0, "edges": (0.0, 2000.0), "source": 0.7} | changes
+    with pytest.raises(ValueError, match=message):
+        pmd.observe.limber_power(power=power, cosmo=EinsteinDeSitter, **arguments)

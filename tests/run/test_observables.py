@@ -200,7 +200,8 @@ def test_counts_have_the_power_of_the_table(tmp_path: Path):
         ("observe.light_cone.pixels=30", "observe.light_cone.pixels = .*not divisible by 4"),
         ("observe.light_cone.nsid=30", "did you mean observe.light_cone.nside?"),
         ("observe.galaxies.b2=1", "observe.galaxies.smoothing: must be given: .*galaxies.b2 diverges on an unsmoothed"),
-        ("observe.galaxies={number_density=1.0, selection=[[0, -0.1]]}", "selection.*must not have negative shares"),
+        ("observe.galaxies={number_density=1.0, selection=[[0, -0.1]]}", "selection.*must have shares from 0 to 1"),
+        ("observe.galaxies={number_density=1.0, selection=[[0, 1.1]]}", "selection.*must have shares from 0 to 1"),
         ("observe.galaxies.selection=[[0, 1]]", "is for counts, which need observe.galaxies.number_density"),
         ("observe.light_cone.line_of_sight=w", "line_of_sight = .w.: must be .x., .y. or .z."),
         (
@@ -229,10 +230,12 @@ def test_masks_that_are_none_are_refused(tmp_path: Path):
     file.write_text(MINIMAL)
     np.save(tmp_path / "flat.npy", np.ones((8, 8)))
     np.save(tmp_path / "dark.npy", np.zeros((16, 16, 16)))
+    np.save(tmp_path / "bytes.npy", np.full((16, 16, 16), 255))
     for name, words in {
         "none.npy": "No such file",
         "flat.npy": r"has the shape \[8, 8\], and box.mesh is \[16, 16, 16\]",
-        "dark.npy": "must hold shares of 0 or more, and some above 0",
+        "dark.npy": "must hold shares from 0 to 1, and some above 0",
+        "bytes.npy": "must hold shares from 0 to 1, and some above 0",
         "run.toml": "must end with .npy or .zarr, or name a data set",
     }.items():
         settings = read(file, [f"observe.galaxies.mask={name}", "devices.pdims=[1, 1]"])

@@ -18,8 +18,8 @@ def _selection(pairs: tuple[tuple[float, float], ...]) -> tuple[tuple[float, flo
         raise ValueError("must be pairs [distance, share] whose distances ascend")
     if min(distance for distance, _ in pairs) < 0:
         raise ValueError("must have distances of 0 or more")
-    if min(share for _, share in pairs) < 0:
-        raise ValueError("must not have negative shares")
+    if not all(0 <= share <= 1 for _, share in pairs):
+        raise ValueError("must have shares from 0 to 1")
     return pairs
 
 

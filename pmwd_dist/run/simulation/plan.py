@@ -266,8 +266,8 @@ def _read_masks(settings: SimulationSettings, simulation: SimulationSetup) -> di
     files = {} if galaxies.mask is None else {MASK: galaxies.mask}
     arrays, problems = read_files(files, settings.box.mesh)
     for key, values in arrays.items():
-        if not problems and not (np.isfinite(values).all() and values.min() >= 0 and values.max() > 0):
-            problems.append(f"{key} = {toml_value(files[key])}: must hold shares of 0 or more, and some above 0")
+        if not problems and not (values.min() >= 0 and 0 < values.max() <= 1):
+            problems.append(f"{key} = {toml_value(files[key])}: must hold shares from 0 to 1, and some above 0")
     shares = None if problems else shares_seen(galaxies, simulation.config, arrays)
     if shares is not None and not shares.max() > 0:
         problems.append("observe.galaxies.selection: nothing is left of it in the box, times the mask; change one")
