@@ -1,4 +1,4 @@
-"""Checks of numbers that users pass, in Python and in files. They raise ArgumentError; traced values are not checked."""
+"""Checks of numbers that users pass, which raise ArgumentError; traced values are not checked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def check_number(
     Args:
       value: number, list or array of numbers.
       name: name of the argument.
-      low, high: ends of the range, which belong to it.
+      low: least value of the range.
+      high: largest value of the range.
       unit: unit of the range, such as "Mpc/h".
       remedy: advice, as in ArgumentError.
     """

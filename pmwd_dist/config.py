@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, get_args
 import jax
 import numpy as np
 
+from pmwd_dist._checks import check_flag
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, as_decomposition, default_decomposition
 from pmwd_dist.parallel.defaults import update
@@ -196,8 +197,7 @@ def _time_span(a_start: Any, a_stop: Any) -> tuple[float, float]:
 
 
 def _compensated(value: Any, gradient: str) -> bool:
-    if type(value) not in (bool, np.bool_):
-        raise ArgumentError("compensated", value, "must be True or False")
+    check_flag(value, "compensated")
     if value and gradient == "spectral":
         constraint = "is for finite differences, and the gradient is 'spectral'"
         raise ArgumentError("compensated", value, constraint, "use gradient='finite-difference'")

@@ -21,6 +21,7 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arrays import as_array
 from pmwd_dist.cosmology.radiation import MASSLESS, N_EFF, PHOTONS, fermi_dirac, neutrino_temperature
@@ -37,6 +38,7 @@ _SUMS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "Omega_?c?dm0?": lambda cosmo: (cosmo.Omega_c,),
     "Omega_?([lL]|[lL]ambda|de|DE)0?": lambda cosmo: (1, -cosmo.Omega_k, -cosmo.Omega_c, -cosmo.Omega_b),
 }
+LARGEST_W, LARGEST_MASS = 5.0, 10.0  # of |w| in a table, and of the sum of the masses of neutrinos [eV]
 _ROUNDING = 1e-5  # tolerance of densities
 _DERIVED = "Omega_?(m|M|[lL]|[lL]ambda|de|DE|nu|r|g)0?"  # attributes that depend on neutrinos
 
@@ -161,7 +163,7 @@ def with_neutrinos(cosmo: Cosmology, *, m_nu: ArrayLike | None = None, n_eff: Ar
       n_eff: effective number of neutrino species.
 
     Raises:
-      ValueError: the cosmology lacks a parameter, or a value is not a finite number.
+      ValueError: the cosmology lacks a parameter, or a value is not a finite number, or negative.
 
     Examples:
       >>> cosmo = pmd.with_neutrinos(jax_cosmo.Planck15(), m_nu=0.06)
@@ -185,7 +187,7 @@ def with_dark_energy(
       w: equation of state at the nodes.
 
     Raises:
-      ValueError: the cosmology lacks a parameter, or a table with fewer than two nodes, unsorted or not finite.
+      ValueError: the cosmology lacks a parameter, or a table with fewer than two nodes, unsorted, infinite, or |w| > 5.
 
     Examples:
       >>> cosmo = pmd.with_dark_energy(jax_cosmo.Planck15(), [0.3, 0.7, 1.0], [-0.8, -0.9, -1.0])
@@ -232,6 +234,8 @@ def parameters(cosmo: Cosmology) -> Parameters:
 def _neutrinos(cosmo: Cosmology) -> dict[str, Array]:
     """m_nu and n_eff of a cosmology; masses need radiation, and a mass of 0 that isn't traced is none."""
     values = {name: value for name in ("m_nu", "n_eff") if (value := getattr(cosmo, name, None)) is not None}
+    if _is_number(values.get("m_nu")):
+        check_number(values["m_nu"], "cosmo.m_nu", 0, LARGEST_MASS, unit="eV")
     if _is_number(n_eff := values.get("n_eff")) and n_eff <= 0:
         raise ArgumentError("cosmo.n_eff", n_eff, "must be positive", "leave it out for a universe without radiation")
     if _is_number(m_nu := values.get("m_nu")) and m_nu == 0:
@@ -249,9 +253,11 @@ def _checked_table(value: Any) -> Array | None:
     good = table.ndim == 2 and table.shape[1] == 2 and len(table) > 1
     if good and not isinstance(value, jax.Array):
         a, w = np.asarray(value, float).T
-        good = a[0] > 0 and (np.diff(a) > 0).all() and np.isfinite(w).all()
+        good = a[0] > 0 and (np.diff(a) > 0).all() and math.isfinite(a[-1]) and (np.abs(w) <= LARGEST_W).all()
     if not good:
-        constraint = "must hold two or more pairs of a and w, finite, with positive scale factors a that ascend"
+        constraint = (
+            f"must hold two or more pairs of a and w, with positive, finite a that ascend and w within {LARGEST_W:g}"
+        )
         raise ArgumentError("cosmo.w_table", value, constraint, show_value=False)
     return table
 

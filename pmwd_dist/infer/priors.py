@@ -173,6 +173,11 @@ def check_priors(priors: Any, positive: Iterable[str]) -> None:
             raise ArgumentError(f"priors[{name!r}]", prior, constraint, remedy)
         if name in positive and not values[1] > 0:
             raise ArgumentError(f"priors[{name!r}]", prior, "has a median that is not positive", "bound it from below")
+        least = getattr(prior, "low", 0.0)
+        least = least if math.isfinite(least) else values[0] if name == "m_nu" else 0.0
+        if name in (*positive, "m_nu") and least < 0:
+            constraint = f"allows {least:.3g}, and {name} is not negative"
+            raise ArgumentError(f"priors[{name!r}]", prior, constraint, "bound it from below with low")
 
 
 def whiten(values: Mapping[str, Any], priors: Mapping[str, Prior]) -> dict[str, Array]:

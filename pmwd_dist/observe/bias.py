@@ -10,12 +10,12 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Num, Real
 
+from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
@@ -95,6 +95,8 @@ def bias_weights(
     if not isinstance(bias, LagrangianBias):
         constraint = f"is a {type(bias).__name__} and must be a LagrangianBias"
         raise ArgumentError("bias", bias, constraint, "use LagrangianBias(b1=1.0)", show_value=False)
+    for name, value in {**vars(bias), "f_nl": f_nl}.items():
+        check_number(value, name)
     modes = inputs.checked_modes(modes, config)
     at = inputs.scale_factor(config.a_stop if a is None else a)
     radius = _checked_smoothing(smoothing, bias)
@@ -124,13 +126,8 @@ def _checked_smoothing(smoothing: Any, bias: LagrangianBias) -> float:
                     "smoothing", None, constraint, "pass the radius of a Gaussian filter, such as 2.0 Mpc/h"
                 )
         return 0.0
-    try:
-        radius = float(smoothing)
-    except (TypeError, ValueError):
-        radius = np.nan
-    if not (np.isfinite(radius) and radius > 0):
-        raise ArgumentError("smoothing", smoothing, "must be a positive radius [Mpc/h], or None")
-    return radius
+    check_number(smoothing, "smoothing", 1e-6, 1e6, unit="Mpc/h", remedy="or leave it out")
+    return float(smoothing)
 
 
 @partial(jax.jit, static_argnames=("config", "used", "radius"))

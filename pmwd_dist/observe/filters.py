@@ -6,12 +6,11 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
 
-from pmwd_dist._errors import ArgumentError
+from pmwd_dist._checks import check_number
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import irfft_block, rfft_block
@@ -28,14 +27,13 @@ def smoothed(field: Real[Array, "nx ny nz"], config: Config, radius: ArrayLike) 
       radius: radius R of the Gaussian [Mpc/h]; 0 leaves the field as it is, but for rounding.
 
     Raises:
-      ValueError: the field is not on the mesh, or the radius is negative.
+      ValueError: the field is not on the mesh, or the radius is negative or not finite.
 
     Examples:
       >>> smooth = observe.smoothed(density, config, 8.0)
     """
     field = inputs.mesh_field(field, config)
-    if not isinstance(radius, jax.Array) and np.min(radius) < 0:
-        raise ArgumentError("radius", radius, "must be 0 or more [Mpc/h]")
+    check_number(radius, "radius", 0, 1e6, unit="Mpc/h")
     return _smoothed(field, jnp.asarray(radius, field.dtype), config)
 
 

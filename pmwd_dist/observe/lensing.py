@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from pmwd_dist._checks import check_ascending
+from pmwd_dist._checks import check_ascending, check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import rows
 from pmwd_dist._jax.ops import vary, varying_names
@@ -278,8 +278,7 @@ def _rays(
     pixels = whole_number(pixels, "pixels", least=1)
     for axis, parts in enumerate(decomposition.pdims):
         decomposition.check_axis((pixels, pixels, 1), axis, parts, "pixels")
-    if not 0 < field <= 90:
-        raise ArgumentError("field", field, "must be an angle of 0 to 90 degrees", "the sky is flat here")
+    check_number(field, "field", 1e-3, 90, unit="degrees", remedy="the sky is flat here")
     offsets = jnp.zeros((count, 2)) if offsets is None else real(offsets, "offsets")
     if mass.shape != (count, *cone.pixels) or offsets.shape != (count, 2):
         constraint = f"must be {(count, *cone.pixels)}, and of offsets {(count, 2)}"

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import atomic_write, read_text
 from pmwd_dist.config import Config
@@ -41,7 +42,7 @@ class ForceCorrection(eqx.Module):
       error: error of P(k) at z = 0 [per cent] up to k_Ny / 4 and up to k_Ny / 2 that was found; None: unknown.
 
     Raises:
-      ValueError: the coefficients have another shape.
+      ValueError: the spacing is not positive, or the coefficients have another shape.
 
     Examples:
       >>> correction = pmd.ForceCorrection.auto(config)
@@ -63,6 +64,7 @@ class ForceCorrection(eqx.Module):
         steps: tuple[int, int] | None = None,
         error: tuple[float, float] | None = None,
     ):
+        check_number(spacing, "spacing", 1e-3, 1e6, unit="Mpc/h")
         shape = len(_WAVES), len(_AMPLITUDES)
         self.spacing, self.cells, self.steps, self.error = float(spacing), cells, steps, error
         self.coefficients = jnp.zeros(shape) if coefficients is None else jnp.asarray(coefficients, float)
@@ -139,10 +141,10 @@ class ForceCorrection(eqx.Module):
             cells, steps, error = (content[name] for name in ("cells", "steps", "error"))
             low, high = steps or (1, 1)
             positive = [spacing, 1 if cells is None else cells, low, high, *(error or (1, 1))]
-            if all(0 < x < math.inf for x in positive) and np.isfinite(coefficients).all():
+            if all(0 < x < math.inf and float(x) for x in positive) and np.isfinite(coefficients).all():
                 pairs = [x and tuple(x) for x in (steps, error)]
                 return cls(spacing, coefficients, cells=cells, steps=pairs[0], error=pairs[1])
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             pass
         raise ArgumentError("correction", str(path), "is not a file of ForceCorrection.save")
 

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 from jaxtyping import Array, Complex, Float, Real
 
+from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import scaled
 from pmwd_dist._jax.arrays import as_array
@@ -67,6 +68,8 @@ def linear_modes(
       >>> modes = pmd.linear_modes(noise, jax_cosmo.Planck15(), config)
     """
     noise = inputs.lattice_field(noise, config, "noise")
+    if f_nl is not None:
+        check_number(f_nl, "f_nl")
     if linear_power is None or isinstance(linear_power, str):
         modes = _of_cosmology(noise, parameters_of(cosmo), config, _transfer(linear_power))
     else:

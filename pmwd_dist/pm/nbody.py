@@ -19,6 +19,7 @@ from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm.diffrax_adjoint import ReversibleAdjoint
+from pmwd_dist.pm.force_correction import ForceCorrection
 from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.inputs import check_config, checked_particles
 from pmwd_dist.pm.paint import halo_limit
@@ -121,6 +122,8 @@ def nbody(
     particles = checked_particles(particles, config, config.a_start, "config.a_start")
     if not callable(potential_factor) and potential_factor is not None:
         raise ArgumentError("potential_factor", potential_factor, "must be a function of (k, a)")
+    if isinstance(potential_factor, ForceCorrection):
+        potential_factor.check(config)
     solver, saveat = _as_solver(solver), as_saveat(saveat)
     max_steps = whole_number(max_steps, "max_steps", least=1)
     meter = _checked_meter(progress_meter, config)

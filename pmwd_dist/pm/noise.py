@@ -13,6 +13,7 @@ from jax.extend.random import threefry_2x32
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
+from pmwd_dist._checks import check_flag
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import scaled
 from pmwd_dist.config import Config
@@ -51,12 +52,14 @@ def white_noise(
       paired: whether to reverse the sign of the noise: the second simulation of a pair.
 
     Raises:
-      ValueError: not a key of jax.random, or not a real floating-point type.
+      ValueError: not a key of jax.random, not a real floating-point type, or an option that is not True or False.
 
     Examples:
       >>> noise = pmd.white_noise(jax.random.key(0), config)
     """
     inputs.check_config(config)
+    for name, value in {"nested": nested, "fixed": fixed, "paired": paired}.items():
+        check_flag(value, name)
     if not hasattr(key, "dtype") or not (jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.dtype == jnp.uint32):
         raise ArgumentError("key", key, "must be a key", "for example jax.random.key(0)")
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):

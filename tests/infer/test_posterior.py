@@ -429,6 +429,7 @@ def test_a_contrast_in_place_of_a_density_raises_a_warning(cosmo: Any) -> None:
         ),
         (infer.LogNormal(1.0, 1e3), "has .*inf as its median"),
         (infer.Uniform(-2.0, -1.0), "has a median that is not positive; bound it from below"),
+        (infer.Uniform(-5.0, 6.0), "allows -5, and h is not negative; bound it from below with low"),
     ],
 )
 def test_unused_priors_are_refused(prior: Any, message: str) -> None:

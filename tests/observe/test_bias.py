@@ -170,7 +170,9 @@ ONES = np.ones(SHAPE)
     ("call", "message"),
     [
         (lambda c: weights(c, B2), "smoothing=None must be given: the operator of b2 diverges"),
-        (lambda c: weights(c, B2, smoothing=-1.0), "smoothing=-1.0 must be a positive radius"),
+        (lambda c: weights(c, B2, smoothing=-1.0), "smoothing=-1.0 must be a finite number from 1e-06 to"),
+        (lambda c: weights(c, B2, smoothing=1e300), r"smoothing=1e\+300 must be a finite number .* leave it out"),
+        (lambda c: weights(c, pmd.observe.LagrangianBias(b1=np.nan)), "b1=nan must be a finite number"),
         (
             lambda c: pmd.observe.expected_counts(ONES, c, number_density=1.0, selection=-ONES),
             "selection=-1.0 must not be negative; pass shares from 0 to 1",

@@ -60,6 +60,9 @@ def test_a_file_holds_every_bit_and_others_are_refused(tmp_path: Path) -> None:
         {"coefficients": [[1]]},
         {"coefficients": [["x"] * 5] * 9},
         {"steps": [0, 9]},
+        {"spacing": 10**400},
+        {"coefficients": [[10**400] * 5] * 9},
+        {"cells": 10**400},
     ):
         path.write_text(json.dumps(content | change))
         with pytest.raises(ValueError, match=r"is not a file of ForceCorrection.save"):

@@ -61,6 +61,9 @@ WRONG = {
         'priors.h={ kind = "uniform", low = -1.0, high = -0.5 }',
         "data.truth={ h = -0.7 }",
     ],
+    r"priors.m_nu = { .* }: allows -0.14, and m_nu is not negative; bound it": [
+        'priors.m_nu={ kind = "normal", mean = 0.06, sd = 0.1 }'
+    ],
     r"priors.b1 = { .* }: has 1.8, 1.8, 1.8 as its median and two deviations from it": [
         'priors.b1={ kind = "normal", mean = 1.8, sd = 1e-18 }'
     ],

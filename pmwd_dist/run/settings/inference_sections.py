@@ -118,7 +118,7 @@ class Model(Section):
     bnabla2: float = about("lagrangian bias of the Laplacian of the density [(Mpc/h)^2]", 0.0)
     bphi: float = about("lagrangian bias of f_nl phi, the primordial potential", 0.0)
     bphidelta: float = about("lagrangian bias of f_nl phi delta", 0.0)
-    smoothing: float | None = about("radius of the filter of the lagrangian density [Mpc/h]", None, 4.0, gt=0)
+    smoothing: float | None = about("radius of the filter of the lagrangian density [Mpc/h]", None, 4.0, gt=0, le=1e5)
     line_of_sight: Literal["x", "y", "z", "none"] = about("axis of the redshift distortions, or none", "z")
 
 

@@ -37,6 +37,7 @@ Sources = Annotated[tuple[Source, ...], BeforeValidator(one_or_several)]
 Place = Annotated[tuple[Distance, Distance, Distance], Three]
 
 
+_BIAS: Any = {"ge": -1e4, "le": 1e4}
 # Interlaced spectra are right to 0.4 % of the monopole up to there.
 _K_MAX: Any = about(
     "largest wavenumber of the table [h/Mpc]; default: 0.95 of the Nyquist frequency of the mesh", None, 0.5, gt=0
@@ -53,12 +54,16 @@ class Multipoles(Section):
 class Galaxies(Section):
     """Galaxies by Lagrangian bias, at each output: multipoles of their power, and their counts in cells."""
 
-    b1: float = about("linear bias; on large scales galaxies have (1 + b1)^2 times the power of matter", 1.0)
-    b2: float = about("bias of delta^2", 0.0)
-    bs2: float = about("bias of the squared tidal field s^2", 0.0)
-    bnabla2: float = about("bias of the Laplacian of delta [(Mpc/h)^2]", 0.0)
+    b1: float = about("linear bias; on large scales galaxies have (1 + b1)^2 times the power of matter", 1.0, **_BIAS)
+    b2: float = about("bias of delta^2", 0.0, **_BIAS)
+    bs2: float = about("bias of the squared tidal field s^2", 0.0, **_BIAS)
+    bnabla2: float = about("bias of the Laplacian of delta [(Mpc/h)^2]", 0.0, **_BIAS)
     smoothing: float | None = about(
-        "radius of a Gaussian filter on the linear field [Mpc/h]; needed by b2, bs2 and bnabla2", None, 4.0, gt=0
+        "radius of a Gaussian filter on the linear field [Mpc/h]; needed by b2, bs2 and bnabla2",
+        None,
+        4.0,
+        gt=0,
+        le=1e5,
     )
     redshift_space: bool = about("move the galaxies by their redshifts", True)
     line_of_sight: Axis = about("axis of the redshifts and of the selection: x, y or z", "z")
@@ -107,7 +112,7 @@ class Cross(Section):
 class PDF(Section):
     """One-point distribution of the density, at each output."""
 
-    smoothing: float = about("radius of a Gaussian filter on the density [Mpc/h]; 0 for none", 0.0, ge=0)
+    smoothing: float = about("radius of a Gaussian filter on the density [Mpc/h]; 0 for none", 0.0, ge=0, le=1e5)
     low: float = about("lowest density, in units of the mean", 0.01, gt=0)
     high: float = about("highest density", 100.0, gt=0)
     bins: int = about("number of densities, equidistant in their logarithm", 60, ge=2, le=10_000)
@@ -135,7 +140,7 @@ class LightCone(Section):
         "side of the field of view on a flat sky [degrees]; default: the box at the last shell, at most 10",
         None,
         5.0,
-        gt=0,
+        ge=1e-3,
         le=90,
     )
     rays: int = about("rays along each side of the field of view", 256, ge=4, le=1 << 15)

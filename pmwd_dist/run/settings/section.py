@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from pmwd_dist.config import BOX_SIDES
 
+LARGEST = 1e12  # of numbers without a bound of their own
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 _PART = r"(\d+(?:\.\d+)?)\s*(days?|d|hours?|hr?s?|minutes?|mins?|m|seconds?|secs?|s)\s*"
 
@@ -60,6 +61,14 @@ class Section(BaseModel):
     """A section of the file: strict types, no NaN, no unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
+
+    @field_validator("*")
+    @classmethod
+    def _in_single_precision(cls, value: Any) -> Any:
+        """The value; ValueError for numbers whose square or cube single precision can't hold."""
+        if isinstance(value, float) and not (value == 0 or LARGEST**-1 <= abs(value) <= LARGEST):
+            raise ValueError(f"must be 0, or of a size from {LARGEST**-1:g} to {LARGEST:g}")
+        return value
 
 
 def duration(text: str) -> float:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from pmwd_dist.cosmology.linear_power import DEFAULT, TRANSFERS
+from pmwd_dist.cosmology.parameters import LARGEST_W
 from pmwd_dist.io.snapshot.base import Precision
 from pmwd_dist.io.snapshot.writer import Compression, Format
 from pmwd_dist.observe.shells import Assignment
@@ -64,6 +65,8 @@ def _power_path(value: str, info: ValidationInfo) -> str:
 def _ascending(pairs: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
     if len(pairs) < 2 or any(high <= low for (low, _), (high, _) in pairwise(((0.0, 0.0), *pairs))):
         raise ValueError("must hold two or more pairs [a, w], with positive scale factors a that ascend")
+    if max(abs(w) for _, w in pairs) > LARGEST_W:
+        raise ValueError(f"must have w within {LARGEST_W:g}")
     if pairs[0][1] >= 0:
         raise ValueError(f"must begin with w < 0, as with w = {pairs[0][1]:g} dark energy dominates early")
     return pairs
