@@ -19,12 +19,12 @@ from pmwd_dist._jax.derivatives import forward_derivatives
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to, hermite, parameters_of
 from pmwd_dist.cosmology.neutrinos import LinearResponse
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters, check_numbers
-from pmwd_dist.cosmology.transfer import Transfer, boltzmann, eisenstein_hu
+from pmwd_dist.cosmology.transfer import N_TABLE, Transfer, boltzmann, check_transfer, eisenstein_hu
 
 # Nodes of integrals over P(k) [h/Mpc]; the integrand of sigma8 is negligible beyond them.
 _LOG_K = np.linspace(math.log(1e-5), math.log(50.0), 1024)
 DEFAULT = "boltzmann"
-SHAPE_PARAMETERS = ("Omega_c", "Omega_b", "h", "n_s")  # of P(k), beside its amplitude sigma8
+SHAPE_PARAMETERS = ("Omega_c", "Omega_b", "h", "n_eff", "n_s")  # of P(k), beside its amplitude sigma8
 _PIVOT, _HUBBLE_LENGTH = 0.05, 2997.92458  # wavenumber of A_s [1/Mpc], c / H0 [Mpc/h]
 TRANSFERS = {"boltzmann": boltzmann, "eisenstein-hu": eisenstein_hu}
 
@@ -42,16 +42,18 @@ def linear_power(k: ArrayLike, cosmo: Cosmology | GrowthTable, transfer: str = D
         "eisenstein-hu", the fit of Eisenstein & Hu (1998) with baryon oscillations.
 
     Raises:
-      ValueError: the cosmology lacks a parameter, or has a component that is not modelled (`Cosmology`).
+      ValueError: the cosmology lacks a parameter, has a component that is not modelled (`Cosmology`), or is far from
+        the parameters of the transfer function.
 
     Examples:
       >>> k = jnp.geomspace(1e-3, 10.0, 200)
       >>> power = pmd.linear_power(k, jax_cosmo.Planck15())
     """
     check_numbers(k, "k", "linear_power(k, cosmo)")
-    values = parameters_of(cosmo)
+    values, transfer = parameters_of(cosmo), transfer_name(transfer, "transfer")
+    check_transfer(transfer, values)
     response = None if values.m_nu is None else growth_table_to(2, cosmo).response
-    return _normalised_to_sigma8(as_array(k), values, response, transfer_name(transfer, "transfer"))
+    return _normalised_to_sigma8(as_array(k), values, response, transfer)
 
 
 def transfer_name(name: Any, argument: str) -> str:
@@ -63,7 +65,7 @@ def transfer_name(name: Any, argument: str) -> str:
 
 @partial(jax.jit, static_argnames="transfer")
 def _normalised_to_sigma8(k: Array, cosmo: Parameters, response: LinearResponse | None, transfer: str) -> Array:
-    theta = [getattr(cosmo, name) for name in SHAPE_PARAMETERS]
+    theta = [*_densities(cosmo), cosmo.n_s]
     power = forward_derivatives(partial(_normalised, TRANSFERS[transfer]))
     if response is None:
         return cosmo.sigma8**2 * power(theta, k)
@@ -73,6 +75,12 @@ def _normalised_to_sigma8(k: Array, cosmo: Parameters, response: LinearResponse 
     weights = jnp.asarray(_variance_weights(8.0), k.dtype)
     variance = jnp.sum(weights * cold[: len(nodes)] * response.total(nodes, 1.0) ** 2)
     return cosmo.sigma8**2 * jnp.reshape(cold[len(nodes) :], k.shape) / variance
+
+
+def _densities(cosmo: Parameters) -> list[Array]:
+    """Arguments of transfer functions."""
+    n_eff = jnp.full_like(cosmo.h, N_TABLE) if cosmo.n_eff is None else cosmo.n_eff
+    return [cosmo.Omega_c, cosmo.Omega_b, cosmo.h, n_eff]
 
 
 def _normalised(transfer: Transfer, theta: Array, k: Array) -> Array:
@@ -108,7 +116,7 @@ def potential_transfer(k: Array, table: GrowthTable) -> Array:
     era, relative to a.
     """
     cosmo, g = table.cosmo, 1 / table.since_matter_era
-    transfer = boltzmann(k, cosmo.Omega_c, cosmo.Omega_b, cosmo.h)
+    transfer = boltzmann(k, *_densities(cosmo))
     g = g if table.response is None else g * table.response.cold(k, 1.0)
     return 2 * (k * _HUBBLE_LENGTH) ** 2 / (3 * cosmo.Omega_cb) * transfer * g
 

@@ -6,7 +6,9 @@ With ds = da / (a^3 E), cold matter and neutrinos move in the potential of both:
   delta_nu(s) = initial + 3/2 int ds' a (s - s') S(s') I(k (l - l')),
 
 with I the Fourier transform of the Fermi-Dirac distribution and l the free path per temperature and mass. Omega_nu is
-the density that neutrinos have by their mass: the clustering of massless ones is a part of transfer functions.
+the density that neutrinos have by their mass: the clustering of massless ones is a part of transfer functions. Outside
+of the horizon, contrasts of a fluid with w = P / rho are (1 + w) delta_cb, and its pressure adds 3 w to its gravity:
+there Omega_nu is the excess of (1 + w) (1 + 3 w) rho over its value without mass, 8/3 rho_massless.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ _LN_K = math.log(_LEAST) + math.log(_RATIO) * np.arange(40)
 _SQUARINGS = 6  # exact for as many nodes; LAPACK's own solver can block the devices of a CPU
 _HUBBLE_LENGTH = 2997.92458  # c / H0 [Mpc/h]
 _MOMENTUM = 3.15  # mean momentum over temperature
+_HORIZON = 1.5  # k times the conformal time at which neutrinos begin to stream
 
 
 class LinearResponse(eqx.Module):
@@ -95,8 +98,12 @@ def _respond(universe: Background, Omega_cb: Array) -> Array:
     x = jnp.asarray(_X, dtype)
     a = jnp.exp(x)
     s, path = _paths(universe, mass)
-    excess = (fermi_dirac(mass * a)[0] - 1) * neutrinos / a  # density of neutrinos by their mass, over cold matter
+    rho, slope = fermi_dirac(mass * a)
+    w = (1 - slope / rho) / 3
+    excess = (rho - 1) * neutrinos / a  # density of neutrinos by their mass, over cold matter
+    outside = ((1 + w) * (1 + 3 * w) * rho - 8 / 3) * neutrinos / a - excess  # its change outside of the horizon
     speed = 1 / (a**2 * jnp.sqrt(a**-3 * expansion(universe, x)[0]))  # ds / d ln a
+    time = (_STEP * jnp.cumsum(speed * a) + (1 - _STEP) * speed[0] * a[0]) * _HUBBLE_LENGTH / jnp.sqrt(Omega_cb)
     weight = jnp.asarray(np.where(np.arange(len(_X)) == 0, 0.5, 1) * _STEP, dtype)
     causal = jnp.asarray(np.tri(len(_X), k=-1), dtype)
     kernel = causal * (s[:, None] - s[None]) * (1.5 * a * speed * weight)[None]
@@ -108,10 +115,10 @@ def _respond(universe: Background, Omega_cb: Array) -> Array:
         if k is None:
             return kernel @ solve_volterra(-kernel, start, _SQUARINGS) + start, jnp.zeros_like(start)
         free = _fermi_dirac_transform(k * _HUBBLE_LENGTH / jnp.sqrt(Omega_cb) * (path[:, None] - path[None]))
-        streaming = kernel * free
-        at_start = excess * start * free[:, 0]
-        S = solve_volterra(-kernel - excess[:, None] * streaming, start + at_start, _SQUARINGS)
-        return start + kernel @ S, at_start + excess * (streaming @ S)
+        streaming, density = kernel * free, excess + outside * jnp.exp(-((k * time / _HORIZON) ** 2))
+        at_start = density * start * free[:, 0]
+        S = solve_volterra(-kernel - density[:, None] * streaming, start + at_start, _SQUARINGS)
+        return start + kernel @ S, at_start + density * (streaming @ S)
 
     unclustered, _ = contrasts(None)
     cold, source = jax.vmap(contrasts)(jnp.asarray(np.exp(_LN_K), dtype))

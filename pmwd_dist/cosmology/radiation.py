@@ -1,7 +1,7 @@
 """Photons and neutrinos: their densities.
 
 Neutrinos are three species of one temperature, T_nu = (n_eff / 3)^(1/4) (4/11)^(1/3) T_CMB, with a third of the sum of
-the masses each, as the "degenerate" neutrinos of CAMB.
+the masses each. With n_eff = 3.044 they are the "degenerate" neutrinos of CAMB.
 """
 
 from __future__ import annotations

@@ -1,22 +1,26 @@
 """Transfer functions of cold matter and baryons: fits, and a table of a Boltzmann code.
 
-All are functions of (k [h/Mpc], Omega_c, Omega_b, h), for three massless neutrinos and T_CMB = 2.726 K.
+All are functions of (k [h/Mpc], Omega_c, Omega_b, h, n_eff), for massless neutrinos and T_CMB = 2.726 K.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-Transfer = Callable[[Array, Array, Array, Array], Array]
+from pmwd_dist._errors import ArgumentError
+
+Transfer = Callable[[Array, Array, Array, Array, Array], Array]
 
 _THETA = 2.726 / 2.7  # T_CMB [2.7 K], as in jax_cosmo
 # Powers of Omega_m h^2 in the equations of Eisenstein & Hu: as one array they are one kernel to compile.
@@ -24,42 +28,92 @@ _EXPONENTS = (0.251, 0.828, -0.419, 0.674, 0.223, 0.73, -0.95, 0.67, -0.532, 0.4
 # Table of `boltzmann`: ranges of Omega_m h^2 and Omega_b / Omega_m, step and scale of its nodes in ln(1 + k s / scale).
 RANGES = (0.05, 0.35), (0.04, 0.32)
 STEP, SCALE = 0.02, 25.0
+# Ranges of Omega_m h^2, Omega_b / Omega_m, n_eff and m_nu [eV]: compared with CAMB, and beyond which nothing is known.
+TESTED = (*RANGES, (2.5, 4.0), (0.0, 0.6))
+USABLE = (0.02, 1.5), (0.005, 0.5), (2.0, 5.0), (0.0, 3.0)
+COMPARED = 3e-4, 9.0  # wavenumbers [h/Mpc]
+N_TABLE, N_RANGE = 3.046, (2.0, 5.0)  # n_eff of that table, and range of the table of its change
 
 
-def eisenstein_hu(k: Array, Omega_c: Array, Omega_b: Array, h: Array) -> Array:
-    """Transfer function with baryon oscillations of Eisenstein & Hu (1998, astro-ph/9709112)."""
+def eisenstein_hu(k: Array, Omega_c: Array, Omega_b: Array, h: Array, n_eff: Array) -> Array:
+    """Transfer function with baryon oscillations of Eisenstein & Hu (1998, astro-ph/9709112), for n_eff = 3."""
+    del n_eff
     return _with_sound_horizon(k, Omega_c, Omega_b, h)[0]
 
 
-def boltzmann(k: Array, Omega_c: Array, Omega_b: Array, h: Array) -> Array:
+def boltzmann(k: Array, Omega_c: Array, Omega_b: Array, h: Array, n_eff: Array) -> Array:
     """Transfer function of CAMB, as a correction of Eisenstein & Hu's.
 
     ln(T / T_EH) is tabulated as Chebyshev series in ln(Omega_m h^2) and Omega_b / Omega_m at nodes of k s, with s the
-    sound horizon, and continues as a constant beyond the table.
+    sound horizon, and continues as a constant beyond the table. A second table, with more nodes at small k s, adds what
+    the nodes of the first miss there, and the change with n_eff, as a Chebyshev series times n_eff - 3.046.
     """
     transfer, s = _with_sound_horizon(k, Omega_c, Omega_b, h)
     w_m, f_b = (Omega_c + Omega_b) * h**2, Omega_b / (Omega_c + Omega_b)
     (least, most), (low, high) = RANGES
-    table = jnp.asarray(_corrections(), k.dtype)
+    table, finer = (jnp.asarray(_table(name), k.dtype) for name in ("transfer", "transfer_n_eff"))
     x = _chebyshev(jnp.log(w_m / least) / math.log(most / least), table.shape[0])
     y = _chebyshev((f_b - low) / (high - low), table.shape[1])
-    nodes = jnp.sum(x[:, None, None] * y[None, :, None] * table, (0, 1))
-    return transfer * jnp.exp(cubic(nodes, jnp.log1p(k * h * s / SCALE) / STEP))
+    products = x[:, None] * y[None, :]
+    nodes = jnp.sum(products[..., None] * table, (0, 1))
+    of_n = _chebyshev((n_eff - N_RANGE[0]) / (N_RANGE[1] - N_RANGE[0]), finer.shape[2] - 1) * (n_eff - N_TABLE)
+    change = jnp.sum(products[: finer.shape[0], : finer.shape[1], None, None] * finer, (0, 1))
+    change = change[0] + jnp.sum(of_n[:, None] * change[1:], 0)
+    return transfer * jnp.exp(cubic(nodes, jnp.log1p(k * h * s / SCALE) / STEP) + cubic(change, finer_node(k * h * s)))
 
 
-def outside_table(cosmo: Any) -> list[tuple[str, float, str]]:
-    """Names, values and ranges of the densities of a cosmology that the table of `boltzmann` does not cover."""
-    Omega_b, h = float(np.asarray(cosmo.Omega_b)), float(np.asarray(cosmo.h))
-    matter = float(np.asarray(cosmo.Omega_c)) + Omega_b
-    values = {"Omega_m h^2": matter * h**2, "Omega_b / Omega_m": Omega_b / matter}
-    ranges = zip(values.items(), RANGES, strict=True)
-    return [(name, x, f"{low:g} to {high:g}") for (name, x), (low, high) in ranges if not low <= x <= high]
+def finer_node(ks: Array) -> Array:
+    """Position of k s among the nodes of the table of n_eff, dense at small k s."""
+    return (jnp.log1p(ks / SCALE) + 0.05 * jnp.log1p(ks / 0.02)) / STEP
+
+
+def outside_table(cosmo: Any, ranges: Sequence[tuple[float, float]] = TESTED) -> list[tuple[str, float, str]]:
+    """Names, values and ranges of the parameters of a cosmology for which `boltzmann` was not compared with CAMB."""
+    values = _table_parameters(cosmo)
+    pairs = zip(values.items(), ranges, strict=True)
+    return [(name, x, f"{low:g} to {high:g}") for (name, x), (low, high) in pairs if not low <= x <= high]
+
+
+def _table_parameters(cosmo: Any) -> dict[str, float]:
+    Omega_b, h, Omega_c = (float(np.asarray(jax.device_get(x))) for x in (cosmo.Omega_b, cosmo.h, cosmo.Omega_c))
+    n_eff, m_nu = (getattr(cosmo, name, None) for name in ("n_eff", "m_nu"))
+    matter = Omega_c + Omega_b
+    return {
+        "Omega_m h^2": matter * h**2,
+        "Omega_b / Omega_m": Omega_b / matter if matter > 0 else math.nan,
+        "n_eff": N_TABLE if n_eff is None else float(np.asarray(jax.device_get(n_eff))),
+        "m_nu": 0.0 if m_nu is None else float(np.asarray(jax.device_get(m_nu))),
+    }
+
+
+def expected_error(name: str, cosmo: Any, k: tuple[float, float]) -> float | None:
+    """Error of P(k) against CAMB from a wavenumber k to another [per cent]; None where they were not compared."""
+    if outside_table(cosmo) or k[0] < COMPARED[0]:
+        return None
+    matter, baryons, n_eff, m_nu = _table_parameters(cosmo).values()
+    if name != "boltzmann":
+        return 6.0 if abs(n_eff - 3) < 0.1 and m_nu == 0 and k[0] >= 0.009 else None
+    if m_nu > 0:
+        return 0.7 if k[0] < 0.03 else 0.3
+    at_the_edge = matter < 0.06 or baryons > 0.25 or k[1] > COMPARED[1]
+    return 0.5 if at_the_edge else 0.1
+
+
+def check_transfer(name: str, cosmo: Any) -> None:
+    """Raise ArgumentError far from the parameters of the table, or without baryons; traced values are not checked."""
+    if any(isinstance(x, Tracer) for x in jax.tree.leaves(vars(cosmo))):
+        return
+    ranges = USABLE if name == "boltzmann" else (USABLE[0], *((1e-6, 1 - 1e-6), (0.0, math.inf), (0.0, math.inf)))
+    for parameter, value, ends in outside_table(cosmo, ranges):
+        constraint = f"is a transfer function for {parameter} of {ends}, and here it is {value:.3g}"
+        remedy = "pass a table (k, P), or a function of (k, cosmology)"
+        raise ArgumentError("linear_power", name, constraint, remedy)
 
 
 @cache
-def _corrections() -> np.ndarray:
-    """Coefficients [order in Omega_m h^2, order in Omega_b / Omega_m, node], of benchmarks/transfer_table.py."""
-    return np.load(str(files("pmwd_dist.cosmology").joinpath("transfer.npy")))
+def _table(name: str) -> np.ndarray:
+    """Coefficients [order in Omega_m h^2, order in Omega_b / Omega_m, ..., node], of benchmarks/transfer_table.py."""
+    return np.load(str(files("pmwd_dist.cosmology").joinpath(f"{name}.npy")))
 
 
 def _chebyshev(x: Array, count: int) -> Array:

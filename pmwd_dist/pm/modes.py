@@ -71,7 +71,9 @@ def linear_modes(
     if f_nl is not None:
         check_number(f_nl, "f_nl")
     if linear_power is None or isinstance(linear_power, str):
-        modes = _of_cosmology(noise, parameters_of(cosmo), config, _transfer(linear_power))
+        name, values = _transfer(linear_power), parameters_of(cosmo)
+        linear.check_transfer(name, values)
+        modes = _of_cosmology(noise, values, config, name)
     else:
         modes = colour(noise, log_power(cosmo, config, linear_power), config)
     if f_nl is None:

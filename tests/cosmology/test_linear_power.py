@@ -15,6 +15,7 @@ import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist.cosmology.linear_power import sigma8_of_A_s
+from pmwd_dist.cosmology.transfer import expected_error
 
 CAMB = np.load(Path(__file__).parent / "camb.npz")  # of benchmarks/transfer_table.py
 NAMES = ("Omega_m", "Omega_b", "h", "n_s")
@@ -76,6 +77,48 @@ def test_beyond_its_table_the_correction_is_constant() -> None:
         ends = np.array([1e-5, 2e-5, 200.0, 400.0])
         ours, fit = (np.log(np.asarray(pmd.linear_power(ends, cosmo, name))) for name in ("boltzmann", "eisenstein-hu"))
         np.testing.assert_allclose((ours - fit)[::2], (ours - fit)[1::2], atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        (
+            "boltzmann",
+            {"Omega_c": 0.0114, "Omega_b": 0.0486},
+            r"Omega_b / Omega_m of 0.005 to 0.5, and here it is 0.81;",
+        ),
+        ("boltzmann", {"Omega_b": 0.0}, r"linear_power='boltzmann' is .* Omega_b / Omega_m .* pass a table \(k, P\)"),
+        ("eisenstein-hu", {"Omega_b": 0.0}, r"linear_power='eisenstein-hu' is a transfer function for Omega_b"),
+        ("boltzmann", {"h": 0.05}, r"Omega_m h\^2 of 0.02 to 1.5, and here it is 0.00"),
+        ("boltzmann", {"n_eff": 6.0}, "n_eff of 2 to 5, and here it is 6"),
+    ],
+)
+def test_cosmologies_far_from_the_tables_are_refused(name: str, changes: dict[str, float], message: str) -> None:
+    cosmo = problems.cosmology(**changes)
+    with pytest.raises(ValueError, match=message):
+        pmd.linear_power(0.1, cosmo, name)
+    with pytest.raises(ValueError, match=message):
+        pmd.linear_modes(np.zeros((8, 8, 8)), cosmo, pmd.Config(80.0, 8, decomposition=(1, 1)), linear_power=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "k", "error"),
+    [
+        ("boltzmann", {}, (1e-3, 5.0), 0.1),
+        ("boltzmann", {"n_eff": 4.0}, (1e-3, 5.0), 0.1),
+        ("boltzmann", {}, (1e-3, 20.0), 0.5),
+        ("boltzmann", {"h": 0.415}, (1e-3, 5.0), 0.5),
+        ("boltzmann", {"m_nu": 0.3}, (1e-3, 5.0), 0.7),
+        ("boltzmann", {"m_nu": 0.3}, (0.05, 5.0), 0.3),
+        ("boltzmann", {"m_nu": 0.9}, (0.05, 5.0), None),
+        ("boltzmann", {}, (1e-4, 5.0), None),
+        ("boltzmann", {"Omega_c": 0.9}, (0.05, 5.0), None),
+        ("eisenstein-hu", {}, (0.02, 5.0), 6.0),
+        ("eisenstein-hu", {"n_eff": 4.0}, (0.02, 5.0), None),
+    ],
+)
+def test_the_error_is_of_the_wavenumbers_and_the_cosmology(name: str, changes: Any, k: Any, error: Any) -> None:
+    assert expected_error(name, problems.cosmology(**changes), k) == error
 
 
 class Tilted:

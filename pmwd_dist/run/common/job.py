@@ -143,7 +143,7 @@ class Job(ABC):
     @property
     def power_text(self) -> str:
         """Linear power spectrum."""
-        power = power_name(self.settings.cosmology.linear_power)
+        power = power_name(self.settings.cosmology.linear_power) + self.simulation.power_error
         return f"linear P(k): {power}, sigma8 = {self.simulation.sigma8:.4g}"
 
     @property

@@ -27,14 +27,14 @@ from pmwd_dist.cosmology.linear_power import (
     sigma8_of_A_s,
 )
 from pmwd_dist.cosmology.parameters import Cosmology, parameters
-from pmwd_dist.cosmology.transfer import outside_table
+from pmwd_dist.cosmology.transfer import expected_error, outside_table
 from pmwd_dist.io.snapshot.initial import InitialConditions, find_initial_conditions
 from pmwd_dist.parallel.autotune import remembered
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
 from pmwd_dist.parallel.distributed import to_devices
 from pmwd_dist.pm.force_correction import ForceCorrection
 from pmwd_dist.pm.gravity import check_force_mesh
-from pmwd_dist.pm.modes import power_nodes
+from pmwd_dist.pm.modes import power_nodes, wavenumber_range
 from pmwd_dist.pm.noise import GAUSSIAN, NoiseKind
 from pmwd_dist.pm.particles import largest
 from pmwd_dist.run.settings.light_cone import LightCone, build_light_cone, light_cone_problem
@@ -134,11 +134,20 @@ class SimulationSetup:
             warnings.append(f"{error.reason}: its sigma8 can't be compared with cosmology.sigma8")
         return [f"cosmology.linear_power: {text}" for text in warnings]
 
+    @property
+    def power_error(self) -> str:
+        """Error of a transfer function at the wavenumbers of the box, for people; empty for a table."""
+        if not isinstance(self.power, str):
+            return ""
+        k = wavenumber_range(self.config.particle_shape, self.config.box_size)
+        error = expected_error(self.power, self.cosmo, k)
+        return ", not compared with CAMB here" if error is None else f", within {error:g} % of CAMB"
+
     def transfer_warnings(self, cosmo: Cosmology) -> list[str]:
         """Warnings about densities of a cosmology that the transfer function was not tabulated for."""
         if self.power != "boltzmann":
             return []
-        limit = 'the range of linear_power = "boltzmann"; P(k) is off by 1 to 5 % there'
+        limit = 'the range of linear_power = "boltzmann"; P(k) was not compared with CAMB there'
         return [f"{name} = {value:.3g} is outside of {ends}, {limit}" for name, value, ends in outside_table(cosmo)]
 
     def tilt_warnings(self) -> list[str]:
@@ -367,7 +376,10 @@ def _linear_problems(settings: Settings, cosmo: Cosmology, source: Table | str, 
     name = settings.cosmology.table
     where = "[cosmology]" if name is None else f"cosmology.linear_power = {toml_value(name)}"
     k = power_nodes(config)
-    power = _linear_power(k, cosmo, source)
+    try:
+        power = _linear_power(k, cosmo, source)
+    except ArgumentError as error:
+        return [f"cosmology.linear_power = {toml_value(settings.cosmology.linear_power)}: {error.reason}"]
     if not (np.isfinite(power).all() and (power > 0).all()):
         remedy = "check omega_m, omega_b, h, n_s and sigma8" if name is None else "check its values"
         return [f"{where}: the linear P(k) is not finite and positive; {remedy}"]

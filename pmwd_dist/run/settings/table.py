@@ -46,9 +46,9 @@ def read_table(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def power_name(file: str) -> str:
-    """Name of the linear power spectrum, with its error, or the columns that are read of a table with more."""
+    """Name of the linear power spectrum, with the columns that are read of a table with more."""
     if file in TRANSFERS:
-        return f"{file}, within {0.1 if file == 'boltzmann' else 6} % of CAMB"
+        return file
     line = _lines(read_text(Path(file)))[0]
     count = len(line.split("," if "," in line else None))
     return file + (f", columns 1 and 2 of {count}" if count > 2 else "")
