@@ -37,7 +37,7 @@ _LN_K = math.log(_LEAST) + math.log(_RATIO) * np.arange(40)
 _SQUARINGS = 6  # exact for as many nodes; LAPACK's own solver can block the devices of a CPU
 _HUBBLE_LENGTH = 2997.92458  # c / H0 [Mpc/h]
 _MOMENTUM = 3.15  # mean momentum over temperature
-_HORIZON = 1.5  # k times the conformal time at which neutrinos begin to stream
+_HORIZON, _LARGE = 1.5, 0.008  # ends of that, by CAMB: k times the conformal time, and wavenumber [h/Mpc]
 
 
 class LinearResponse(eqx.Module):
@@ -115,7 +115,10 @@ def _respond(universe: Background, Omega_cb: Array) -> Array:
         if k is None:
             return kernel @ solve_volterra(-kernel, start, _SQUARINGS) + start, jnp.zeros_like(start)
         free = _fermi_dirac_transform(k * _HUBBLE_LENGTH / jnp.sqrt(Omega_cb) * (path[:, None] - path[None]))
-        streaming, density = kernel * free, excess + outside * jnp.exp(-((k * time / _HORIZON) ** 2))
+        streaming, density = (
+            kernel * free,
+            excess + outside * jnp.exp(-((k * time / _HORIZON) ** 2) - (k / _LARGE) ** 2),
+        )
         at_start = density * start * free[:, 0]
         S = solve_volterra(-kernel - density[:, None] * streaming, start + at_start, _SQUARINGS)
         return start + kernel @ S, at_start + density * (streaming @ S)
