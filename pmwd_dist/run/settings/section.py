@@ -66,7 +66,7 @@ class Section(BaseModel):
     @classmethod
     def _in_single_precision(cls, value: Any) -> Any:
         """The value; ValueError for numbers whose square or cube single precision can't hold."""
-        if isinstance(value, float) and not (value == 0 or LARGEST**-1 <= abs(value) <= LARGEST):
+        if isinstance(value, float) and value and not LARGEST**-1 <= abs(value) <= LARGEST:
             raise ValueError(f"must be 0, or of a size from {LARGEST**-1:g} to {LARGEST:g}")
         return value
 
