@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from pmwd_dist.config import BOX_SIDES
 
-LARGEST = 1e12  # of numbers without a bound of their own
+SMALLEST, LARGEST = 1e-30, 1e12  # of numbers without a bound of their own
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 _PART = r"(\d+(?:\.\d+)?)\s*(days?|d|hours?|hr?s?|minutes?|mins?|m|seconds?|secs?|s)\s*"
 
@@ -66,8 +66,8 @@ class Section(BaseModel):
     @classmethod
     def _in_single_precision(cls, value: Any) -> Any:
         """The value; ValueError for numbers whose square or cube single precision can't hold."""
-        if isinstance(value, float) and value and not LARGEST**-1 <= abs(value) <= LARGEST:
-            raise ValueError(f"must be 0, or of a size from {LARGEST**-1:g} to {LARGEST:g}")
+        if isinstance(value, float) and value and not SMALLEST <= abs(value) <= LARGEST:
+            raise ValueError(f"must be 0, or of a size from {SMALLEST:g} to {LARGEST:g}")
         return value
 
 
