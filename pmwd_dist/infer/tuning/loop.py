@@ -28,7 +28,7 @@ from pmwd_dist.infer.samplers.methods import Method, Tuning, transition
 from pmwd_dist.infer.tuning.curvature import at_extremes, largest_curvatures, longest_step
 from pmwd_dist.infer.tuning.schedule import Block, Schedule, TuningState, block_length
 from pmwd_dist.io.arrays import Arrays
-from pmwd_dist.parallel.distributed import SharedError, from_main, to_host
+from pmwd_dist.parallel.distributed import SharedError, finished, from_main, to_host
 from pmwd_dist.pm.status import SimulationError
 
 _CHECKPOINT_SECONDS = 10.0  # time between writes
@@ -119,7 +119,7 @@ class ChainTuning:
     def _begin_at(self, positions: Position, state: TuningState, number: int) -> None:
         """Evaluate the density of the next block at these positions, with new momenta."""
         key = jax.random.fold_in(jax.random.fold_in(self.key, state.total), number)
-        states = begin(key, positions, self._now(state), self.axis).states
+        states = finished(begin(key, positions, self._now(state), self.axis).states)
         self.run = self.run._replace(states=placed(states, self.run.states))
 
     def _adapt(self, state: TuningState) -> float:
@@ -128,7 +128,7 @@ class ChainTuning:
         after, extremes = before, list[Position]()
         if state.blocks:
             after, extremes = self._adapted(before, state), at_extremes(positions, state.observed.scaled)
-            positions, *extremes = (moved(x, before, after, self.axis) for x in (positions, *extremes))
+            positions, *extremes = (finished(moved(x, before, after, self.axis)) for x in (positions, *extremes))
             self._begin_at(placed(positions, self.run.states.position), state, 0)
 
         def slopes(positions: Any) -> Any:
