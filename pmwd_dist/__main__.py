@@ -23,14 +23,17 @@ def _fail(message: str) -> NoReturn:
 
 
 def _open_streams() -> None:
-    """Open the standard streams that are closed, whose numbers the next files would take, and allow any text."""
+    """Open the standard streams that are closed, whose numbers the next files would take, and allow any text.
+
+    Like Python's own, they keep their numbers where another stream replaces them.
+    """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)
     closed = sys.stdout is None  # pyright: ignore[reportUnnecessaryComparison]
-    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     if closed:
-        sys.stdout = open(1, "w", encoding="utf-8")  # noqa: SIM115
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
         sys.stderr.write("pmwd-dist: warning: standard output is closed, and what it would show is lost\n")
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
 

@@ -182,10 +182,10 @@ def check(
             overrides = [*overrides, "devices.pdims=[1, 1]", 'devices.backend="xla"']
         job = _job(read_any(file, overrides), output or Path(file.stem))
     with command_errors():
-        compare_processes(job)
+        unequal = compare_processes(job)
     with command_errors():
         if not elsewhere:
-            warnings = job.check()
+            warnings = [*unequal, *job.check()]
             lines = [*job.lines(), *job.memory_lines(), *warnings]
         elif isinstance(job, SimulationJob):
             lines = job.lines(here=False) + planning_lines(job.simulation, devices or 1, device_memory or "60GB")
@@ -297,6 +297,7 @@ def autotune(
 @part("device start")
 def _start(*command: object) -> None:
     """Join all processes, which must have the same command, up to files and settings. Collective."""
+    jax.config.update("jax_numpy_dtype_promotion", "standard")  # of this program, whatever the environment says
     try:
         distributed.initialize()
         enable_compilation_cache(_warn)
@@ -362,10 +363,10 @@ def _checked_job(settings: Callable[[], Settings], folder: Path, **options: Any)
                 _say("memory: compiling a gradient ...")
         job = _job(found, folder)
     with command_errors():
-        compare_processes(job, **options)
+        unequal = compare_processes(job, **options)
         job = job.of_main()
     with command_errors():
-        return job, job.check()
+        return job, [*unequal, *job.check()]
 
 
 def _warn(text: str) -> None:

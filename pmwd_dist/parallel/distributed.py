@@ -380,6 +380,9 @@ def _join(heartbeat_timeout: int, where: str | None, **how: Any) -> None:
     """Start JAX's connections; say what is waited for if it takes long, and end on SIGINT and SIGTERM."""
     # It would take SIGTERM from the program, and print lines at its end.
     jax.config.update("jax_enable_preemption_service", False)
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # by operations of their own, others would wait for it
+        note("JAX_DISABLE_JIT is ignored: several processes run the same compiled programs")
+        jax.config.update("jax_disable_jit", False)
     joined = threading.Event()
     threading.Thread(target=_watch_start, args=(joined, where), daemon=True).start()
     # Python would handle signals only once the C++ code of JAX returns.

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import foreign_snapshots
 import h5py
+import jax
 import numpy as np
 import problems
 import pytest
@@ -77,6 +78,18 @@ def test_wrong_commands_fail(cli: Cli, file: Path):
 
 def test_version(cli: Cli):
     assert cli("--version") == (0, f"pmwd-dist {pmd.__version__}\n", "")
+
+
+SHORT = [x for key in ("box.mesh=4", "time.steps=1", "time.lpt_order=1", "devices.pdims=[1,1]") for x in ("--set", key)]
+
+
+def test_the_program_promotes_types_whatever_the_environment_says(cli: Cli, file: Path):
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    try:
+        code, _, err = cli("run", file, "-o", file.parent / "out", *SHORT)
+    finally:
+        jax.config.update("jax_numpy_dtype_promotion", "standard")
+    assert code == 0, err
 
 
 def test_huge_requests_fail(cli: Cli, file: Path):
@@ -376,13 +389,17 @@ def test_a_wrong_environment_is_a_line_at_the_start(file: Path, variable: str, v
 
 
 def test_standard_streams_may_be_closed(tmp_path: Path):
-    """Files that are opened later don't take their place."""
+    """Files that are opened later don't take their place, also once several processes replace the streams."""
     command = f"{' '.join(map(shlex.quote, PROGRAM))} template"
     done = subprocess.run(["bash", "-c", f"{command} >&-"], capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert done.stderr == "pmwd-dist: warning: standard output is closed, and what it would show is lost\n"
     done = subprocess.run(["bash", "-c", f"{command} <&- >&- 2>&-"], capture_output=True, check=False)
     assert done.returncode == 0
+    code = "import gc, os, sys, pmwd_dist_program as p; p._open_streams(); sys.stdout = sys.stderr = None; gc.collect()"
+    check = "sys.exit([os.fstat(i).st_rdev for i in (1, 2)] != [os.stat(os.devnull).st_rdev] * 2)"
+    program = shlex.join([sys.executable, "-c", f"{code}; {check}"])
+    assert subprocess.run(["bash", "-c", f"{program} >&- 2>&-"], check=False).returncode == 0
 
 
 def test_a_reader_that_goes_away_ends_the_program_quietly():

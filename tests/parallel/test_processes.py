@@ -102,6 +102,7 @@ MESSAGES
 import jax
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 1)
+jax.config.update("jax_disable_jit", MPI.COMM_WORLD.Get_rank() == 1)  # ignored: process 0 would wait
 assert MPI.Is_initialized()
 messages = Messages(MPI.COMM_WORLD)
 import pmwd_dist as pmd

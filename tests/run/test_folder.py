@@ -13,6 +13,7 @@ import sys
 import threading
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from runs import make, read, resumed
 
 from pmwd_dist import _files
 from pmwd_dist._files import atomic_write
-from pmwd_dist.run.common import folder, lock, manifest, report
+from pmwd_dist.run.common import fingerprint, folder, lock, manifest, report
 from pmwd_dist.run.common.folder import Event, Log, StartError, hold_folder, prepare_folder, state, status_of
 from pmwd_dist.run.common.report import write_report
 from pmwd_dist.run.settings.simulation_sections import Noise
@@ -41,6 +42,18 @@ def run(plan: SimulationJob, tmp_path: Path) -> SimulationJob:
     plan = replace(plan, folder=tmp_path / "run")
     prepare_folder(plan)
     return plan
+
+
+def test_processes_with_other_flags_or_equinox_are_warned_of(plan: SimulationJob, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XLA_FLAGS", "--ours")
+    monkeypatch.setattr(fingerprint, "exchange", lambda text: [text] * 3)
+    assert fingerprint.compare_processes(plan) == []
+    others = ("--ours", "--theirs"), (f'equinox": "{version("equinox")}', 'equinox": "0.1')
+    monkeypatch.setattr(fingerprint, "exchange", lambda text: [text, text, *(text.replace(*x) for x in others)])
+    assert fingerprint.compare_processes(plan) == [
+        'warning: XLA_FLAGS is "--theirs" in process 2, and "--ours" in process 0',
+        f'warning: the version of equinox is "0.1" in process 3, and "{version("equinox")}" in process 0',
+    ]
 
 
 def names(folder: Path) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -88,21 +89,30 @@ def differences(kept: Identity, own: Identity, holder: str) -> list[str]:
     ]
 
 
-def compare_processes(job: Job, **options: Any) -> None:
-    """Raise ValueError unless all processes have the same job, versions, options and random numbers. Collective."""
+def compare_processes(job: Job, **options: Any) -> list[str]:
+    """Raise ValueError unless all processes have the same job, versions, options and random numbers. Collective.
+
+    Differences that change no result by themselves are returned as warnings.
+    """
     own = {**job.settings.values(), **identity(job), **options, "folder": str(job.folder.absolute())}
     own |= {f"the version of {name}": text for name, text in versions().items()}
     options_of_jax: Any = jax.config
     own |= {name: getattr(options_of_jax, name) for name in _RANDOM}
     own["devices.backend"] = job.simulation.config.decomposition.backend.name  # of the environment, where it is "auto"
-    first, *others = map(json.loads, exchange(json.dumps(own)))
-    for i, other in enumerate(others, 1):
+    free = {"XLA_FLAGS": os.environ.get("XLA_FLAGS", ""), "the version of equinox": version("equinox")}
+    (first, alike), *pairs = map(json.loads, exchange(json.dumps([own, free])))
+    warnings = dict[str, str]()  # of the first process that differs
+    for i, (other, like) in enumerate(pairs, 1):
         for key in sorted(first | other):
             if (ours := first.get(key)) != (theirs := other.get(key)):
                 raise ValueError(
                     f"{key} is {toml_value(theirs)} in process {i}, and {toml_value(ours)} in process 0; "
                     "start all processes with the same files, options and environment"
                 )
+        for key in (key for key in alike if like[key] != alike[key]):
+            theirs, ours = toml_value(like[key]), toml_value(alike[key])
+            warnings.setdefault(key, f"warning: {key} is {theirs} in process {i}, and {ours} in process 0")
+    return list(warnings.values())
 
 
 def versions(*others: str) -> dict[str, str | None]:
