@@ -294,8 +294,9 @@ def to_devices(x: Any, sharding: Sharding) -> Array:
 def finished(tree: T) -> T:
     """Arrays of a program that has ended, where there are several devices on CPUs; elsewhere at once.
 
-    The collectives of two programs in flight on CPUs can wait for each other forever, also where JAX is told not to
-    dispatch asynchronously: a program that does not need the arrays of the one before waits for them here.
+    The collectives of two programs in flight on CPUs can wait for each other forever: a program that does not need the
+    arrays of the one before waits for them here. With JAX_CPU_ENABLE_ASYNC_DISPATCH=false, too, calls can return before
+    their program has ended.
     """
     return jax.block_until_ready(tree) if jax.default_backend() == "cpu" and jax.device_count() > 1 else tree
 
