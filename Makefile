@@ -1,5 +1,6 @@
 # make demo   build everything, run the example simulation, say where its pictures are
-# make test   build everything, check the code, run the tests
+# make test   build everything, check the code, run the first tier of the tests
+# make test-all   the same with all tests
 # make docs   build the documentation: site/index.html
 # make packages       build wheels and sdists: dist/
 # make try-packages   install those in fresh environments and run a simulation: PYTHON=python3.12 JAX=0.11
@@ -27,7 +28,7 @@ CARGO := $(shell cargo --version 2>/dev/null)
 REQUIRE_NVRTC := $(if $(filter Linux,$(shell uname -s)),PMWD_REQUIRE_NVRTC=1)
 
 # What may take long ends by itself, also where no limit of a test applies, as while tests are collected.
-LIMIT := $(if $(shell command -v timeout),timeout --kill-after=30s 60m)
+LIMIT = $(if $(shell command -v timeout),timeout --kill-after=30s $(if $(TIER),60m,30m))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Python compiles the modules that are imported, once for all processes; pip would compile all of them.
@@ -35,7 +36,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PIP_INSTALL = $(BIN)/pip install --quiet --no-compile
 export PYO3_PYTHON := $(abspath $(BIN))/python
 
-.PHONY: demo test docs packages try-packages third-party check-python check-rust test-rust tools rust-tools test-tools
+.PHONY: demo test test-all docs packages try-packages third-party check-python check-rust test-rust tools rust-tools test-tools
 .DELETE_ON_ERROR:
 
 demo: $(STAMPS)/demo
@@ -45,7 +46,10 @@ demo: $(STAMPS)/demo
 
 test: test-tools
 	@$(MAKE) --no-print-directory -j 2 check-python test-rust
-	PATH="$(abspath $(BIN)):$$PATH" PMWD_REQUIRE_NATIVE=1 $(LIMIT) $(BIN)/pytest $(PYTEST)
+	PATH="$(abspath $(BIN)):$$PATH" PMWD_REQUIRE_NATIVE=1 $(LIMIT) $(BIN)/pytest $(TIER) $(PYTEST)
+
+test-all: TIER := --all
+test-all: test
 
 docs: $(STAMPS)/docs
 	$(BIN)/mkdocs build --strict

@@ -1,4 +1,7 @@
-"""Load `environment` where tests run: the process that only hands them out to others need not import JAX."""
+"""Two tiers of tests, and what a run compiled.
+
+`environment` is loaded where tests run: the process that only hands them out to others need not import JAX.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,22 @@ import contextlib
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+FIRST_LAYOUTS = ("1, 1", "2, 2")  # of the first tier
+TOTALS = pytest.StashKey[dict[str, float]]()  # of all processes: see `pytest_terminal_summary`
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option for everything."""
+    parser.addoption("--all", action="store_true", help="run the tests of the second tier, too: those marked slow")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Begin the test run, or one of its worker processes."""
+    config.stash[TOTALS] = {}
     if not hasattr(config, "workerinput"):
         _share_programs()
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # threads of OpenBLAS spin while they wait
@@ -36,3 +49,61 @@ def _share_programs() -> None:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the second tier, unless it is asked for: by --all, by a choice of marks, or test by test."""
+    if config.option.all or config.option.markexpr or any("::" in argument for argument in config.args):
+        return
+    others = _other_layouts(items)
+    second = [item for item in items if item in others or item.get_closest_marker("slow")]
+    items[:] = [item for item in items if item not in set(second)]
+    config.hook.pytest_deselected(items=second)
+    config.stash[TOTALS]["deselected"] = len(second)
+
+
+def _other_layouts(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Tests on layouts beyond those of the first tier, where the same test runs on one of these."""
+    layouts: dict[str, dict[pytest.Item, str]] = {}
+    for item in items:
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        for name in {"decomposition", "parallel", "pdims"} & set(parameters):
+            layouts.setdefault(item.nodeid.split("[")[0], {})[item] = str(parameters[name]).strip("()[]")
+    return {
+        item
+        for of in layouts.values()
+        for item, layout in of.items()
+        if layout not in FIRST_LAYOUTS and not set(FIRST_LAYOUTS).isdisjoint(of.values())
+    }
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Count what this process and those it started have used."""
+    totals = session.config.stash[TOTALS]
+    if environment := session.config.pluginmanager.get_plugin("environment"):
+        totals |= environment.PROGRAMS
+        totals["processor"] = sum(os.times()[:4])
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["totals"] = totals
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Add what a worker process counted; all of them collect the same tests."""
+    totals = node.config.stash[TOTALS]
+    for name, number in getattr(node, "workeroutput", {}).get("totals", {}).items():
+        totals[name] = number if name == "deselected" else totals.get(name, 0) + number
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say what was left out, and what the run cost."""
+    totals = config.stash[TOTALS]
+    if "processor" in totals:
+        terminalreporter.write_line(
+            f"{totals['compiled']} programs compiled, {totals['read']} read from the folder of compiled ones; "
+            f"{totals['processor']:.0f} s of processor time"
+        )
+    if totals.get("deselected"):
+        terminalreporter.write_line(f"{totals['deselected']} tests of the second tier left out; --all runs them, too")

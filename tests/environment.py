@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import problems
@@ -31,6 +32,19 @@ import pytest  # noqa: E402
 import pmwd_dist as pmd  # noqa: E402
 from pmwd_dist.pm import paint  # noqa: E402
 from pmwd_dist.pm.gravity import acceleration  # noqa: E402
+
+PROGRAMS = {"compiled": 0, "read": 0}  # by this process, and from the folder of compiled programs
+
+
+def _count(event: str, *_: Any, **__: Any) -> None:
+    PROGRAMS["compiled"] += event == "/jax/core/compile/backend_compile_duration"  # of those read, too
+    if event == "/jax/compilation_cache/cache_hits":
+        PROGRAMS["compiled"] -= 1
+        PROGRAMS["read"] += 1
+
+
+jax.monitoring.register_event_duration_secs_listener(_count)
+jax.monitoring.register_event_listener(_count)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
