@@ -15,6 +15,7 @@ SIMS = Path(__file__).parents[1] / "sims"
 SCRIPTS = sorted(SIMS.glob("*.py"))
 
 
+@pytest.mark.slow
 def test_a_script_runs(capsys: pytest.CaptureFixture[str]) -> None:
     text = (SIMS / "infer_samplers.py").read_text()
     for many, few in {"split(key, 1000)": "split(key, 20)", "[:, 200:]": "[:, 4:]"}.items():

@@ -10,7 +10,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-PAGES = [page for page in DOCS if "```python\n" in page.read_text(encoding="utf-8")]
+PAGES = [
+    # chains take long
+    pytest.param(page, marks=[pytest.mark.slow] if "infer." in text else [], id=page.stem)
+    for page in DOCS
+    if "```python\n" in (text := page.read_text(encoding="utf-8"))
+]
 LINKING = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/RESULTS.md"))]
 
 
@@ -47,7 +52,7 @@ def test_readme() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:chains have not mixed")  # their chains are short
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES)
 def test_pages(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.chdir(ROOT)  # pages name files of sims/

@@ -11,6 +11,7 @@ from benchmarks import accuracy
 from benchmarks.accuracy import Case
 
 
+@pytest.mark.slow
 def test_a_suite_writes_its_records_and_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,6 +23,7 @@ def quick_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(op_timing, "_ROUND_SECONDS", 0.0)
 
 
+@pytest.mark.slow
 def test_loads_are_timed_beside_their_floors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "loads.json"
     loads.main(["--particles", "8", "--loads", "fine,random", "--rounds", "1", "--json", str(out)])
@@ -75,6 +76,7 @@ def test_what_is_carried_goes_from_call_to_call() -> None:
     assert op_timing.bytes_of(count, (x, x)) == 4 * 3 * x.dtype.itemsize
 
 
+@pytest.mark.slow
 def test_stages_are_timed_beside_a_copy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ def record(**changes: Any) -> dict[str, Any]:
     return case | times | changes
 
 
+@pytest.mark.slow
 def test_a_table_a_file_and_a_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -37,6 +38,7 @@ def test_a_table_a_file_and_a_figure(
     assert {line.count("|") for line in table[2:]} == {12}
 
 
+@pytest.mark.slow
 def test_weak_scaling_is_the_same_time() -> None:
     weak = [record(kind="weak", devices=d, seconds=s, variance=d) for d, s in ((4, 2.0), (2, 1.0), (8, 1.0))]
     good = scaling.compared([*weak, record(kind="weak", devices=1, error="out of memory")])

@@ -40,6 +40,7 @@ cli()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:chains have not mixed")
 @pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
 def test_tutorials(tutorial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,6 +58,7 @@ def test_tutorials(tutorial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert source.count("# %% [markdown]") > 5
 
 
+@pytest.mark.slow
 def test_the_site(tmp_path: Path) -> None:
     command = [sys.executable, "-c", BUILD, "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "docs")}

@@ -175,6 +175,7 @@ def band_counts(cell: float = 10.0) -> np.ndarray:
     return np.bincount(band_of_modes(cell), minlength=BANDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Misjudged, Silent])
 def test_observed_sums_are_derivatives_of_the_gradient_by_a_shift(kind: Any) -> None:
     posterior = posterior_of((1, 1), kind)
@@ -191,6 +192,7 @@ def test_observed_sums_are_derivatives_of_the_gradient_by_a_shift(kind: Any) -> 
         np.testing.assert_allclose(after["parameters"][name] - before["parameters"][name], added[i], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_adaptation_of_divided_fields_is_the_same_and_gathers_none() -> None:
     expected = run(posterior_of((1, 1)).adapted(some_adaptation()), position_of(0))
     divided = posterior_of((2, 2)).adapted(some_adaptation((2, 2)))
@@ -202,6 +204,7 @@ def test_adaptation_of_divided_fields_is_the_same_and_gathers_none() -> None:
         np.testing.assert_allclose(x, y, atol=1e-8 * np.max(np.abs(y), initial=1.0))
 
 
+@pytest.mark.slow
 def test_programs_of_a_tuning_gather_no_field() -> None:
     """Blocks that observe, changes of curvature and the change of positions, on pencils."""
     posterior = posterior_of((2, 2), Projected)
@@ -224,6 +227,7 @@ def test_programs_of_a_tuning_gather_no_field() -> None:
         assert all(size <= 2 * 8 * CLASSES for size in sizes), gathers  # the classes of wavenumbers, of two chains
 
 
+@pytest.mark.slow
 def test_curvature_follows_the_parameters_as_mocks_show() -> None:
     """Of data b1 x + sd n modes have the curvature 1 + (b1 / sd)^2; linear theory knows how its widths change."""
     posterior = posterior_of((2, 2), Silent)
@@ -283,6 +287,7 @@ def test_adaptation_recovers_the_dependence_of_modes_on_parameters() -> None:
     np.testing.assert_allclose(without.scale, new.scale)  # of a model without parameters
 
 
+@pytest.mark.slow
 def test_a_run_that_adapts_draws_the_posterior_and_goes_on_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,6 +332,7 @@ def test_a_run_that_adapts_draws_the_posterior_and_goes_on_to_the_same_bits(
     np.testing.assert_array_equal(again.parameters["b1"], draws[:, :400])
 
 
+@pytest.mark.slow
 def test_projected_modes_follow_an_amplitude_without_bias(tmp_path: Path) -> None:
     """Its posterior is known: the modes of the projection have the variance (10 b1)^2 + 1.
 
@@ -358,6 +364,7 @@ def test_projected_modes_follow_an_amplitude_without_bias(tmp_path: Path) -> Non
     assert error < 0.01
 
 
+@pytest.mark.slow
 def test_mocks_are_adapted_one_by_one_and_ranks_are_uniform_but_of_overdispersed_data() -> None:
     """Simulation-based calibration: 32 mocks of the model, and 16 whose contrasts are 1.4 times as large."""
     config = pmd.Config(box_size=80.0, mesh_shape=4, decomposition=(1, 1))

@@ -13,6 +13,8 @@ import test_adaptation
 import pmwd_dist as pmd
 from pmwd_dist import infer
 
+pytestmark = pytest.mark.slow
+
 
 def test_chains_start_over_with_a_correction_of_their_bias(tmp_path: Path) -> None:
     """The curvature of all modes grows with b1 beyond linear theory. The marginal posterior of b1 is known."""

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -15,6 +16,8 @@ from pmwd_dist import infer
 from pmwd_dist.infer import sampling
 from pmwd_dist.infer.chain.chain import Run
 from pmwd_dist.infer.tuning import loop
+
+pytestmark = pytest.mark.slow
 
 
 def posterior_of(decomposition: pmd.Decomposition, cosmo: Any) -> infer.Posterior:

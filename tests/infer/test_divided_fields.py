@@ -56,6 +56,7 @@ def close(ours: Any, theirs: Any) -> None:
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_sharded_steps_gather_no_field(expected: list[Any], cosmo: Any) -> None:
     """Of MCLMC; trajectories of HMC: `test_sampling`."""
     posterior, position = posterior_of(pmd.Decomposition((2, 2)), cosmo)

@@ -16,6 +16,8 @@ from numpyro.infer.util import log_density
 import pmwd_dist as pmd
 from pmwd_dist import infer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def small() -> infer.Posterior:

@@ -66,6 +66,7 @@ def test_log_density_agrees_with_the_maps(one_device: Any, seen: Any) -> None:
     np.testing.assert_allclose(logdensity, expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_maps_agree_with_a_run_of_the_parameters(one_device: Any, seen: Any) -> None:
     of_one, position = one_device
     forward = of_one.model.forward
@@ -77,6 +78,7 @@ def test_maps_agree_with_a_run_of_the_parameters(one_device: Any, seen: Any) -> 
     np.testing.assert_allclose(seen[0][1], expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_gradient_on_pencils_is_that_of_differences_on_one_device(one_device: Any, seen: Any) -> None:
     """By the noise: parameters reach the maps as in every simulation."""
     of_one, position = one_device

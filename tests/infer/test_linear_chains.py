@@ -14,6 +14,8 @@ import pytest
 import pmwd_dist as pmd
 from pmwd_dist import infer
 
+pytestmark = pytest.mark.slow
+
 SHAPE, BOX, SIGMA, CHAINS = (8, 8, 8), 160.0, 0.6, 4
 PRIOR = infer.Normal(1.5, 0.3, low=0.3)
 

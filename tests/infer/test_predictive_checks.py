@@ -56,6 +56,7 @@ def test_p_values_over_mocks_are_uniform_for_powers_of_modes_and_conservative_fo
     assert min(check.p for c in checks for check in c.values()) > 1e-3 / MOCKS
 
 
+@pytest.mark.slow
 def test_p_values_of_the_prior_are_uniform_over_mocks_and_low_for_other_data() -> None:
     model = linear_model(infer.Gaussian(0.5))
     checks = [
@@ -81,6 +82,7 @@ def test_deviations_of_correlated_draws_are_standard_normal() -> None:
         assert 0.75 < np.std(z) < 1.05 and abs(np.mean(z)) < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
@@ -136,6 +138,7 @@ def test_counts_of_empty_cells_are_as_predicted() -> None:
         assert all(abs(check.z) < 4 for check in found.values()) and found[VARIANCE].ratio == pytest.approx(1, abs=0.3)
 
 
+@pytest.mark.slow
 def test_divided_fields_have_the_same_checks() -> None:
     data = np.asarray(mock(linear_model(infer.Gaussian(0.5)), 7))
     one = checks_of(linear_model(infer.Gaussian(0.5)), data)
@@ -145,6 +148,7 @@ def test_divided_fields_have_the_same_checks() -> None:
         assert check == pytest.approx(one[name], abs=1e-3, nan_ok=True), name
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:chains have not mixed")
 def test_too_coarse_a_lattice_is_found(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from pmwd_dist.cosmology.parameters import parameters
 from pmwd_dist.observe.crossing import light_cone_in_step
 from pmwd_dist.pm.time_steps import step_times
 
+pytestmark = pytest.mark.slow
+
 PRIORS = {"sigma8": infer.Normal(0.8, 0.15, low=0.1), "Omega_m": infer.Normal(0.3, 0.05, low=0.06, high=1.0)}
 
 

@@ -134,6 +134,7 @@ def test_steps_of_hmc_are_exact_for_a_normal_part(step_size: float, monkeypatch:
     np.testing.assert_allclose(end.position["b"], moved, rtol=1e-14, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_size", [0.1, 0.02, 0.004])
 def test_many_short_steps_of_hmc_keep_the_energy_of_many_dimensions(step_size: float) -> None:
     """In float32 the square sum of a rounded sine and cosine would change that of 64^3 dimensions by up to 2.7."""
@@ -163,6 +164,7 @@ def run(step: Any, state: Any, steps: int, key: Any) -> Any:
     return jax.tree.map(lambda x: x[steps // 2 :].mean(0), jax.lax.scan(once, state, jax.random.split(key, steps))[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mclmc", "hmc", "hmc, normal part"])
 def test_samplers_have_the_right_variances(name: str) -> None:
     init, step = {
@@ -197,6 +199,7 @@ def test_samplers_have_the_right_variances(name: str) -> None:
         assert error.max() < 0.05 * wanted.max()  # a test that can fail
 
 
+@pytest.mark.slow
 def test_modes_of_large_curvature_have_the_right_width() -> None:
     """With steps of a quarter of the longest stable phase of some modes, and of half of it of others."""
     curvature, root = jnp.repeat(jnp.asarray([1.0, 4.0]), 500), 1000**0.5
@@ -219,6 +222,7 @@ def test_modes_of_large_curvature_have_the_right_width() -> None:
     np.testing.assert_allclose(square.mean(axis=(0, 1)), 1, atol=0.01)
 
 
+@pytest.mark.slow
 def test_step_bias_predicts_the_discretisation_bias() -> None:
     """That of a parameter on which the width of 1000 dimensions depends, whose marginal is a standard normal one."""
     d, slope, step, heavier = 1000, 0.05, 0.22, 4.0
@@ -274,6 +278,7 @@ def test_a_step_into_a_failed_simulation_is_rejected() -> None:
     same(kept.position, there.position)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failed", [-np.inf, np.nan, np.inf])
 def test_hmc_samples_a_density_that_is_cut_where_simulations_fail(failed: float) -> None:
     def cut(x: Any) -> Any:

@@ -149,6 +149,7 @@ def test_a_finished_folder_is_read_without_compiling_chunks(
     np.testing.assert_array_equal(read.logdensity, chain.logdensity)
 
 
+@pytest.mark.slow
 def test_a_tuning_that_was_killed_goes_on_to_the_same_bits(
     run: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +176,7 @@ def test_a_tuning_that_was_killed_goes_on_to_the_same_bits(
         np.testing.assert_array_equal(ours[name], values)
 
 
+@pytest.mark.slow
 def test_hmc_is_tuned_to_its_acceptance(run: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     posterior, _, reference = run
     options = OPTIONS | {"thin": 1, "tuning_steps": 400}
@@ -201,6 +203,7 @@ def test_hmc_is_tuned_to_its_acceptance(run: tuple[Any, ...], tmp_path: Path, mo
         infer.sample(posterior, starts(posterior), steps=250, output=tmp_path, method="hmc", **options)
 
 
+@pytest.mark.slow
 def test_hmc_draws_alike_on_divided_fields_and_gathers_none() -> None:
     """Trajectories of two chains, as `sample` runs them, on pencils."""
     step = np.float64(0.05)
@@ -274,6 +277,7 @@ def adapted(posterior: infer.Posterior, folder: Path) -> infer.Posterior:
     return posterior.adapted(restored(found, none))
 
 
+@pytest.mark.slow
 def test_tuning_finds_scales_and_the_energy_error_that_it_aims_at(run: tuple[Any, ...]) -> None:
     """A curvature is scaled to its root: of 10 for the modes, and of the prior plus as much again for c."""
     posterior, folder, chain = run
@@ -321,6 +325,7 @@ def long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepSize, "settled", lambda step: settled(step)._replace(value=1.8 * step.value))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("long_steps")
 def test_chains_start_over_where_their_steps_are_too_long(run: tuple[Any, ...], tmp_path: Path) -> None:
     """With a burn-in, and to the same bits if they were stopped. Draws that were returned stay."""
@@ -400,6 +405,7 @@ def test_failures_stop_a_run(run: tuple[Any, ...], tmp_path: Path) -> None:
         infer.sample(steep, flat, steps=100, output=tmp_path / "c", **OPTIONS)
 
 
+@pytest.mark.slow
 def test_chains_on_an_axis_of_their_own_are_the_same(run: tuple[Any, ...], tmp_path: Path) -> None:
     """Each of two chains on half of four devices, against both on one."""
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("chains", "x"))
@@ -416,6 +422,7 @@ def test_chains_on_an_axis_of_their_own_are_the_same(run: tuple[Any, ...], tmp_p
             np.testing.assert_allclose(values, one[name], atol=1e-8, err_msg=name)
 
 
+@pytest.mark.slow
 def test_chains_sample_the_weighted_posterior(run: tuple[Any, ...], tmp_path: Path) -> None:
     """Also after its tuning, and a chain of it is not continued with another weight."""
     posterior, _, _ = run

@@ -116,6 +116,7 @@ def test_approach_grows_the_weight_evenly_in_its_logarithm_and_parameters_stay(t
     np.testing.assert_array_equal(found.positions["approach"]["u"], width * np.arange(4.0))
 
 
+@pytest.mark.slow
 def test_field_relaxes_at_fixed_parameters_and_shows_its_curvature(tuned: tuple[Any, Tuned]) -> None:
     density, found = tuned
     place, u = found.positions["field"], np.asarray(found.positions["approach"]["u"])
@@ -127,6 +128,7 @@ def test_field_relaxes_at_fixed_parameters_and_shows_its_curvature(tuned: tuple[
     assert shown.mean() == pytest.approx(np.mean(1 / variance), rel=0.25)
 
 
+@pytest.mark.slow
 def test_parameters_move_within_the_posterior(tuned: tuple[Any, Tuned]) -> None:
     density, found = tuned
     assert np.all(np.asarray(found.positions["parameters"]["u"]) != np.asarray(found.positions["field"]["u"]))
@@ -136,6 +138,7 @@ def test_parameters_move_within_the_posterior(tuned: tuple[Any, Tuned]) -> None:
     assert tuning.L / math.sqrt(CELLS + 1) == pytest.approx(4)
 
 
+@pytest.mark.slow
 def test_posterior_is_reached(tuned: tuple[Any, Tuned]) -> None:
     density, found = tuned
     numbers = found.ends["posterior"].observed.scaled
@@ -262,6 +265,7 @@ def wavy(noise: Any, parameters: Any) -> Any:
     return 1 + noise + AMPLITUDE * jnp.sin(WAVENUMBER * noise) + 0 * parameters["zeta"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:chains have not mixed")
 def test_a_growing_likelihood_leads_chains_to_the_global_maximum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

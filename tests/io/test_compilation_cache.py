@@ -59,6 +59,7 @@ def test_jax_s_variables_rule(config: Config, tmp_path: Path, name: str, value: 
     assert compilation_cache.report() in {"off", "/mine: 0 programs, 0.0 MB"}
 
 
+@pytest.mark.slow
 def test_the_oldest_programs_make_room(config: Config):
     folder = compilation_cache.default_folder()
     folder.mkdir(parents=True)
@@ -141,6 +142,7 @@ pmd.white_noise(jax.random.key(0), config).block_until_ready()
 """
 
 
+@pytest.mark.slow
 def test_a_script_leaves_its_programs_to_the_next(tmp_path: Path):
     variables = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     variables |= {"XDG_CACHE_HOME": str(tmp_path), "JAX_PLATFORMS": "cpu"}
@@ -154,6 +156,7 @@ def test_a_script_leaves_its_programs_to_the_next(tmp_path: Path):
     assert programs() == first
 
 
+@pytest.mark.slow
 def test_a_script_is_warned_once(config: Config) -> None:
     shared(compilation_cache.default_folder())
     with pytest.warns(RuntimeWarning, match="others may write"):

@@ -359,6 +359,7 @@ def test_compression_without_hdf5plugin_says_so(tmp_path: Path, monkeypatch: pyt
         load_snapshot(path, config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "compression"), KINDS)
 @pytest.mark.parametrize("format", ["gadget", "swift"])
 def test_pynbody_reads_it(tmp_path: Path, cosmo, single, format: str, precision, compression):
@@ -384,6 +385,7 @@ def test_pynbody_reads_it(tmp_path: Path, cosmo, single, format: str, precision,
     assert ((x >= 0) & (x <= BOX)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "compression"), KINDS)
 def test_yt_reads_it(tmp_path: Path, cosmo, single, precision, compression):
     yt = pytest.importorskip("yt")
@@ -402,6 +404,7 @@ def test_yt_reads_it(tmp_path: Path, cosmo, single, precision, compression):
     np.testing.assert_allclose(read, x[np.argsort(ids)], rtol=1e-6, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "compression"), KINDS)
 def test_swiftsimio_reads_it(tmp_path: Path, cosmo, single, precision, compression):
     swiftsimio = pytest.importorskip("swiftsimio")

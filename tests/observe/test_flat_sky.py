@@ -204,6 +204,7 @@ def test_a_simulation_fills_the_cone_and_its_gradient_is_that_of_differences() -
     np.testing.assert_allclose(gradient, difference, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_second_derivatives_of_a_simulation_are_those_of_differences() -> None:
     """By the displacements and Omega_c, of the planes of shared shells that a whole run fills."""
     config = configure((2, 2), a_start=0.6, steps=4)
@@ -237,6 +238,7 @@ def gradients_of_a_batch(pdims: tuple[int, int], vmap: Any) -> Any:
     return vmap(jax.jit(jax.grad(weighed, argnums=(0, 1))))(moves, ends)
 
 
+@pytest.mark.slow
 def test_batches_have_the_same_gradients_on_divided_particles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two halos, 1 and 4 cells wide, the second alone has all of the batch, whose parts would choose one each."""
     monkeypatch.setattr("pmwd_dist.pm.paint._AUTO_DISPLACEMENTS", (4.0, 16.0))

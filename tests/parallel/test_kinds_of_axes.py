@@ -16,6 +16,8 @@ from jax.sharding import PartitionSpec as P
 import pmwd_dist as pmd
 from pmwd_dist import infer, observe
 
+pytestmark = pytest.mark.slow
+
 KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
 AXES = {"slabs": {"x": 4}, "pencils": {"x": 2, "y": 2}}
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import jax
 import numpy as np
+import pytest
 
 import pmwd_dist as pmd
+
+pytestmark = pytest.mark.slow
 
 
 def test_ten_bullfrog_steps_are_right_to_a_percent(cosmo: object, single: pmd.Decomposition) -> None:

@@ -165,6 +165,7 @@ class Accumulated(eqx.Module):
         return (after.a - before.a) * table.D1(before.a) * self.pick(after.particles), jnp.asarray(1)
 
 
+@pytest.mark.slow
 def test_what_is_saved_and_accumulated_may_capture_arrays_of_every_type() -> None:
     """Traced integers, keys and modules too; the loss is quadratic in the amplitude that they capture."""
     config = configure()
@@ -197,6 +198,7 @@ def test_what_is_saved_and_accumulated_may_capture_arrays_of_every_type() -> Non
     np.testing.assert_allclose(curvature, 2 * value / 1.5**2, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_failed_run_has_the_gradient_of_its_last_good_state() -> None:
     config = configure((4, 1), steps=4, halo=1, box_size=16.0)
     particles, table = initial(config), pmd.growth_table(COSMO)
@@ -245,6 +247,7 @@ def test_what_cannot_take_a_step_stays_as_it_was_and_so_does_its_gradient() -> N
 # --- memory ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["forward", "forward over reverse"])  # the latter holds what reverse holds
 def test_memory_does_not_grow_with_the_number_of_steps(mode: str) -> None:
     def sweep(before: Any, after: Any, table: Any) -> Any:
@@ -270,6 +273,7 @@ def test_memory_does_not_grow_with_the_number_of_steps(mode: str) -> None:
 # --- in diffrax --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_diffeqsolve_takes_it(single: pmd.Decomposition) -> None:
     config = configure()
     particles, table = initial(config), pmd.growth_table(COSMO)

@@ -14,6 +14,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import pmwd_dist as pmd
 
+pytestmark = pytest.mark.slow
+
 COSMO = problems.cosmology()
 
 

@@ -23,6 +23,8 @@ from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.cosmology.linear_power import linear_power
 from pmwd_dist.pm.modes import power_nodes
 
+pytestmark = pytest.mark.slow
+
 THETA = np.array(
     [0.81, 0.26, 0.0]
 )  # sigma8, Omega_c and the amplitude of a direction of the noise and of the potential

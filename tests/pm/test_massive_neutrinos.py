@@ -33,6 +33,7 @@ def test_steps_grow_linear_waves_as_linear_theory_does(order: int) -> None:
     np.testing.assert_allclose(grown(0.6), grown(None), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_derivatives_by_masses_match_differences_on_all_devices() -> None:
     configs = [pmd.Config(200.0, 8, steps=2, lpt_order=1, decomposition=pdims) for pdims in ((2, 2), (1, 1))]
 

@@ -92,6 +92,7 @@ def test_stored_potentials_do_not_change_a_bit(gradient: str) -> None:
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.slow
 def test_second_derivatives_computed_again_give_the_same_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
     def derivatives(steps: int) -> Any:
         """Gradient and Hessian-vector product of the initial conditions; the number of steps makes a new program."""

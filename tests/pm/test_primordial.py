@@ -80,6 +80,7 @@ def agrees(found: list[Any], expected: Any, least: float) -> bool:
     return bool((np.abs(expected) > least * error).all() and (np.abs(np.mean(found, 0) - expected) < 4 * error).all())
 
 
+@pytest.mark.slow
 def test_the_skewness_is_that_of_tree_level(universes: list[tuple[Any, Any]]) -> None:
     """<delta^3> = 6 f_nl sum_k M(k) FT(xi^2), with xi the correlation of delta and phi."""
     found = [float((field(one) ** 3).mean() - (field(other) ** 3).mean()) / 2 for one, other in universes]
@@ -87,6 +88,7 @@ def test_the_skewness_is_that_of_tree_level(universes: list[tuple[Any, Any]]) ->
     assert agrees(found, 6 * F_NL * np.mean(np.fft.fftn(correlation**2).real * TRANSFER), 10)
 
 
+@pytest.mark.slow
 def test_bispectra_are_those_of_tree_level(universes: list[tuple[Any, Any]]) -> None:
     """B = 2 f_nl M_1 M_2 M_3 (P_1 P_2 + P_2 P_3 + P_3 P_1) of phi, over all triangles of shells, squeezed ones too."""
     edges = np.array([0.5, 1.2, 2.2, 3.2]) * 2 * np.pi / BOX
@@ -113,6 +115,7 @@ def test_bispectra_are_those_of_tree_level(universes: list[tuple[Any, Any]]) -> 
     assert agrees(found, [expected(*each) for each in squeezed + others], 3)
 
 
+@pytest.mark.slow
 def test_tracers_of_small_scale_power_gain_a_bias_of_the_potential(universes: list[tuple[Any, Any]]) -> None:
     """Weights b2 delta^2 follow a long wave of phi by 4 f_nl b2 sigma^2: b_phi = 2 d ln n / d ln sigma8."""
     config, radius, b2 = configure((1, 1)), 20.0, 0.5
@@ -136,6 +139,7 @@ def test_tracers_of_small_scale_power_gain_a_bias_of_the_potential(universes: li
     assert squeezed == pytest.approx(tree, rel=0.3)
 
 
+@pytest.mark.slow
 def test_short_waves_follow_a_long_wave_of_the_potential() -> None:
     """The squeezed limit: waves in a long wave of phi grow by 2 f_nl phi."""
     config, f_nl = configure((1, 1)), 2e3

@@ -111,6 +111,7 @@ def test_a_plane_wave_follows_zeldovich_until_near_shell_crossing(solver: Any) -
     assert np.linalg.norm(solution.particles.vel / momentum - psi) < 0.006 * np.linalg.norm(psi)
 
 
+@pytest.mark.slow
 def test_solvers_converge_at_second_order(solver: Any, single: pmd.Decomposition) -> None:
     """Twice the steps, a quarter of the error; the force is continuous but kinked, hence the margin."""
     config = pmd.Config(box_size=64.0, mesh_shape=8, decomposition=single, a_start=0.2, a_stop=0.6)
@@ -195,6 +196,7 @@ def test_equations_of_motion_need_a_growth_table(single: pmd.Decomposition) -> N
             use(COSMO)
 
 
+@pytest.mark.slow
 def test_an_adaptive_solver_agrees_with_many_leapfrog_steps(single: pmd.Decomposition) -> None:
     config = pmd.Config(box_size=64.0, mesh_shape=8, decomposition=single, steps=200, a_start=0.2, a_stop=0.6)
     particles = initial(config)

@@ -107,6 +107,7 @@ def test_painting_is_exact_under_shifts_and_rounds_products_else(mesh: str) -> N
     np.testing.assert_allclose(permuted, before.transpose(1, 2, 0), rtol=0, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_tiled_noise_makes_the_tiled_universe() -> None:
     noise = np.random.default_rng(1).standard_normal((8, 8, 8))
     before = universe(noise, 8, 8, 3)

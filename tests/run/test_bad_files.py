@@ -15,6 +15,7 @@ from pmwd_dist.run.settings import SettingsError
 from pmwd_dist.run.settings.table import read_table
 
 
+@pytest.mark.slow
 def test_damaged_and_made_up_configs(tmp_path: Path) -> None:
     outcomes = [fuzz.outcome(tmp_path, case) for case in fuzz.cases(np.random.default_rng(3), 25)]
     assert set(outcomes) == {"refused", "taken"}

@@ -41,6 +41,7 @@ def simulate(steps: int = 20, solver: str = "bullfrog", **changes: Any) -> tuple
     return SimulationSetup(config, COSMO, solver, "eisenstein-hu", 0), np.arange(steps + 1)
 
 
+@pytest.mark.slow
 def test_growth_that_steps_lose_is_that_of_a_run() -> None:
     """Measured in runs of 128^3 particles over 512 Mpc/h: P at 0.05 k_Ny."""
     simulation, _ = simulate(solver="leapfrog", a_start=0.02)

@@ -17,6 +17,8 @@ from pmwd_dist.run.common.folder import Log, prepare_folder
 from pmwd_dist.run.inference.verdict import make_verdict
 from pmwd_dist.run.settings import SettingsError
 
+pytestmark = pytest.mark.slow
+
 
 def unexpected(event: Any) -> None:
     """Fail at a warning of a verdict, such as one of a missing figure."""

@@ -14,6 +14,8 @@ from runs import command
 
 from pmwd_dist.infer.chain.folder import load_chain
 
+pytestmark = pytest.mark.slow
+
 COUNTS = (
     SMALL.replace('"linear"\nbias = "eulerian"\nb1 = 1.8\nline_of_sight = "none"', '"lpt"\nb1 = 0.8')
     .replace("sigma = 0.5", 'kind = "poisson"\nnbar = 3.0\n[data]\nselection = "selection.npy"')

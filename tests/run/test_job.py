@@ -224,6 +224,7 @@ def test_resume_without_a_checkpoint_begins_anew(finished, tmp_path: Path):
     assert_same(finished[0], plan.folder)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_and_resumed_is_bitwise_the_same(finished: tuple[Path, Events], tmp_path: Path):
     """Two kills; `python tests/run/kill_loop.py --kills 200` has more."""
     done = kill_loop("--kills", "2", "--no-figures", "--reference", finished[0])

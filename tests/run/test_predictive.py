@@ -167,6 +167,7 @@ def test_correlation_and_transfer_with_the_truth(tmp_path: Path) -> None:
     np.testing.assert_allclose(transfer.mean(axis=0)[2:], 2**0.5, atol=0.1)
 
 
+@pytest.mark.slow
 def test_a_misfit_that_is_no_chance_is_a_reason() -> None:
     fit = {"variance of residuals": infer.Check(1.08, 4.5), "skewness of residuals": infer.Check(np.nan, 1.0)}
     (reason,) = find_fit_reasons(fit)
