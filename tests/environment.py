@@ -30,8 +30,30 @@ import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
 
 import pmwd_dist as pmd  # noqa: E402
+from pmwd_dist.io import compilation_cache  # noqa: E402
 from pmwd_dist.pm import paint  # noqa: E402
 from pmwd_dist.pm.gravity import acceleration  # noqa: E402
+
+
+def _share_programs() -> None:
+    """Keep compiled programs for the processes of this run and for later runs, on processors like this one.
+
+    The key of an entry is the program, with JAX's version and XLA's flags. JAX writes entries in place: an entry that
+    another process reads half is compiled there again.
+    """
+    folder = compilation_cache.default_folder()
+    folder = folder.with_name(f"tests-{folder.name}")
+    compilation_cache._prepare(folder)
+    compilation_cache._prune(folder, compilation_cache.MAX_BYTES)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)  # of processes that tests start
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+
+_share_programs()
 
 PROGRAMS = {"compiled": 0, "read": 0}  # by this process, and from the folder of compiled programs
 

@@ -10,9 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
+DEAR = ("force", "observe")  # and those with chains
 PAGES = [
-    # chains take long
-    pytest.param(page, marks=[pytest.mark.slow] if "infer." in text else [], id=page.stem)
+    pytest.param(page, marks=[pytest.mark.slow] if "infer." in text or page.stem in DEAR else [], id=page.stem)
     for page in DOCS
     if "```python\n" in (text := page.read_text(encoding="utf-8"))
 ]

@@ -39,7 +39,7 @@ def derivatives(function: Callable[..., Any], wanted: Any, x: Any, y: Any) -> An
     return [f(wanted, x, y) for f in (function, gradient, *hessian, third)]
 
 
-@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("batched", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_derivatives_are_those_of_a_plain_sum(batched: bool) -> None:
     """To third order; of a batch, with the sum's own y, to first order in each mode."""
     x, y = np.random.default_rng(0).standard_normal((2, 3, 2))

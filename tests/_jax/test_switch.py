@@ -33,7 +33,7 @@ def derivatives(function: Callable[..., Any], index: Any, x: Any, y: Any) -> Any
     return [f(index, x, y) for f in (function, gradient, *hessian, third)]
 
 
-@pytest.mark.parametrize("axes", [None, (0, None)], ids=str)
+@pytest.mark.parametrize("axes", [None, pytest.param((0, None), marks=pytest.mark.slow)], ids=str)
 def test_derivatives_are_those_of_lax(axes: Any) -> None:
     x, y = np.random.default_rng(0).standard_normal((2, 3, 2))
     x, y = (x[0], y[0]) if axes is None else (x if axes[0] == 0 else x[0], y if axes[1] == 0 else y[0])

@@ -67,6 +67,7 @@ def test_a_spectrum_beyond_its_tolerance_is_told(tmp_path: Path):
     assert benchmarks.driver.agrees({"code": "pmpp"}) is None
 
 
+@pytest.mark.slow
 def test_failing_worker_is_reported(tmp_path: Path) -> None:
     worker = benchmarks.driver.Worker(OURS, "paint", 16, tmp_path, {})  # its inputs were never written
     assert "FileNotFoundError" in worker.ask()["error"]

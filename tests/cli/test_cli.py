@@ -332,7 +332,7 @@ main()
     [
         (2, "pmwd_dist.cli", 130, "interrupted"),
         (2, "jaxlib", 130, "interrupted"),
-        (2, "pmwd_dist.cli.commands", 130, "interrupted"),
+        pytest.param(2, "pmwd_dist.cli.commands", 130, "interrupted", marks=pytest.mark.slow),
         (15, "numpy", 143, "terminated"),
     ],
 )
@@ -343,6 +343,7 @@ def test_a_signal_while_the_program_starts(number: int, module: str, code: int, 
     assert (done.returncode, done.stdout, done.stderr) == (code, "", f"pmwd-dist: {said}\n")
 
 
+@pytest.mark.slow
 def test_the_program_ends_while_a_thread_compiles():
     """Ctrl-C in a tuning, while the program of the chunks is compiled beside it. Figures need no window before."""
     program = (
@@ -364,6 +365,7 @@ def test_the_program_ends_while_a_thread_compiles():
     assert (done.returncode, done.stdout, done.stderr) == (130, "interrupted\n", "")
 
 
+SLOW = pytest.mark.slow
 NO_CUDA = pytest.mark.skipif(any(map(find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))), reason="there is one")
 PROGRAM = [sys.executable, "-m", "pmwd_dist"]
 
@@ -371,8 +373,8 @@ PROGRAM = [sys.executable, "-m", "pmwd_dist"]
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
-        pytest.param("JAX_PLATFORMS", "cuda", ("JAX_PLATFORMS=cuda", "no plugin", "unset"), marks=NO_CUDA),
-        ("JAX_PLATFORMS", "nonsense", ("JAX_PLATFORMS=nonsense", "not in the list")),
+        pytest.param("JAX_PLATFORMS", "cuda", ("JAX_PLATFORMS=cuda", "no plugin", "unset"), marks=[NO_CUDA, SLOW]),
+        pytest.param("JAX_PLATFORMS", "nonsense", ("JAX_PLATFORMS=nonsense", "not in the list"), marks=SLOW),
         ("JAX_ENABLE_X64", "banana", ("JAX_ENABLE_X64", "banana")),
     ],
 )
@@ -402,6 +404,7 @@ def test_standard_streams_may_be_closed(tmp_path: Path):
     assert subprocess.run(["bash", "-c", f"{program} >&- 2>&-"], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_the_program_quietly():
     """As rich prints; of typer's lines `test_as_a_program` tests the same."""
     command = f"{' '.join(map(shlex.quote, PROGRAM))} --help | true"

@@ -84,7 +84,7 @@ def test_a_table_of_w_is_that_of_w0_and_wa() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize("rest", [{}, {"n_eff": 3.0, "m_nu": 0.3}])
+@pytest.mark.parametrize("rest", [{}, pytest.param({"n_eff": 3.0, "m_nu": 0.3}, marks=pytest.mark.slow)])
 def test_a_table_of_w_matches_scipy_and_differences(rest: dict[str, float]) -> None:
     a = np.linspace(0.1, 1, 12)
     cosmo = problems.cosmology(w_table=np.stack([a, -0.9 + 0.1 * np.sin(4 * a)], 1), **rest)

@@ -71,7 +71,7 @@ def moved(particles: pmd.Particles, disp: Any) -> pmd.Particles:
     [
         (pmd.BullFrog(), (1, 1), jnp.float32, 1000, Factor((0.3, 0.1))),
         (pmd.FastPM(), (4, 1), jnp.float32, 100, None),
-        (pmd.LeapFrog(), (2, 2), jnp.float64, 100, Factor((0.3, 0.1))),
+        pytest.param(pmd.LeapFrog(), (2, 2), jnp.float64, 100, Factor((0.3, 0.1)), marks=pytest.mark.slow),
     ],
     ids=["1x1", "4x1", "2x2"],
 )
@@ -101,7 +101,9 @@ def test_the_backward_pass_restores_every_bit(
 # --- values ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dtype", "rtol", "stored"), [(jnp.float64, 1e-12, 2), (jnp.float32, 1e-6, 4)])
+@pytest.mark.parametrize(
+    ("dtype", "rtol", "stored"), [(jnp.float64, 1e-12, 2), pytest.param(jnp.float32, 1e-6, 4, marks=pytest.mark.slow)]
+)
 def test_gradients_are_those_of_stored_states(dtype: Any, rtol: float, stored: int) -> None:
     """Against JAX's own derivative of the same loop, with what is kept on the way; divided, see test_gradients.py."""
     config = configure()

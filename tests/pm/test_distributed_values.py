@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import problems
+import pytest
 
 import pmwd_dist as pmd
 
@@ -52,6 +53,7 @@ def test_every_layout_gives_the_same_universe(
     assert ours["spectrum"].sharding.is_fully_replicated
 
 
+@pytest.mark.slow
 def test_float32_and_an_automatic_halo_agree_to_single_precision(single: pmd.Decomposition, cosmo: Any) -> None:
     # Four universes in one norm: in a single one of so few cells, one particle near a cell's face can decide.
     divided, whole = configure(pmd.Decomposition(pdims=(2, 2)), halo="auto"), configure(single)

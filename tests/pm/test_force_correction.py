@@ -96,7 +96,7 @@ def test_the_package_has_corrections(spacing: float, cells: int) -> None:
         pmd.ForceCorrection.auto(flat)
 
 
-@pytest.mark.parametrize("decomposition", [(1, 1), (2, 2)], indirect=True)
+@pytest.mark.parametrize("decomposition", [(1, 1), pytest.param((2, 2), marks=pytest.mark.slow)], indirect=True)
 def test_the_cosmology_moves_the_factor(decomposition: pmd.Decomposition) -> None:
     config = pmd.Config(16.0, 8, steps=2, lpt_order=1, a_start=0.2, halo=2, decomposition=decomposition)
     cosmo = problems.cosmology()

@@ -34,7 +34,10 @@ def close(actual: Any, expected: Any, rtol: float = 1e-12) -> None:
 
 
 # The ops themselves are tested on every division in test_paint.py.
-DIVISIONS = [*((pdims, "native") for pdims in ((1, 1), (4, 1), (2, 2))), ((2, 2), "jax")]
+DIVISIONS = [
+    *((pdims, "native") for pdims in ((1, 1), (4, 1), (2, 2))),
+    pytest.param((2, 2), "jax", marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize(("decomposition", "native"), DIVISIONS, indirect=True, ids=str)

@@ -14,7 +14,7 @@ import pmwd_dist as pmd
 from pmwd_dist import infer
 
 
-@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("order", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_steps_grow_linear_waves_as_linear_theory_does(order: int) -> None:
     """Where neutrinos stream, relative to the same waves without them, whose forces have the same mesh."""
     config = pmd.Config(1500.0, 8, steps=8, lpt_order=order, decomposition=(1, 1))
@@ -49,6 +49,7 @@ def test_derivatives_by_masses_match_differences_on_all_devices() -> None:
     np.testing.assert_allclose(value, jax.jit(loss, static_argnums=1)(0.3, configs[1]), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_linear_theory_of_observables_grows_by_wavenumber() -> None:
     """As the particles of first-order LPT do: displacements are linear, and momenta are the shift by velocities."""
     n, box = 8, 1500.0

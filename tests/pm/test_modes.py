@@ -114,6 +114,7 @@ def through_power() -> Any:
     return derivatives_by_cosmology((1, 1), True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pdims", [(1, 1), (4, 1), (2, 2)])
 def test_derivatives_by_a_cosmology_are_those_through_its_power(pdims: tuple[int, int], through_power: Any) -> None:
     ours = derivatives_by_cosmology(pdims, False)
