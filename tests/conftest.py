@@ -9,6 +9,7 @@ import os
 from typing import Any
 
 import pytest
+from jaxtyping import install_import_hook
 
 FIRST_LAYOUTS = ("1, 1", "2, 2")  # of the first tier
 TOTALS = pytest.StashKey[dict[str, float]]()  # of all processes: see `pytest_terminal_summary`
@@ -16,7 +17,8 @@ TOTALS = pytest.StashKey[dict[str, float]]()  # of all processes: see `pytest_te
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option for everything."""
-    parser.addoption("--all", action="store_true", help="run the tests of the second tier, too: those marked slow")
+    text = "run the second tier, too: tests marked slow, and checks of the types of arrays"
+    parser.addoption("--all", action="store_true", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -26,6 +28,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # threads of OpenBLAS spin while they wait
     # All processes but that of `-n`, which waits for its workers, and has them wait until it has started.
     if config.getoption("dist", "no") == "no":
+        if config.option.all:
+            install_import_hook("pmwd_dist", "typechecking.check")  # a quarter of the time of most tests
         config.pluginmanager.import_plugin("environment")
 
 
@@ -84,4 +88,4 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             f"{totals['processor']:.0f} s of processor time"
         )
     if totals.get("deselected"):
-        terminalreporter.write_line(f"{totals['deselected']} tests of the second tier left out; --all runs them, too")
+        terminalreporter.write_line(f"{totals['deselected']} tests of the second tier left out, which --all runs, too")

@@ -1,4 +1,4 @@
-"""The checker that jaxtyping's import hook puts around every function of the package: `--jaxtyping-packages`."""
+"""The checker that jaxtyping's import hook puts around every function of the package in runs with `--all`."""
 
 from __future__ import annotations
 
