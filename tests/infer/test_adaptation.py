@@ -116,7 +116,9 @@ def position_of(seed: int) -> Any:
     return {"noise": noise, "parameters": {name: jnp.asarray(rng.standard_normal()) for name in NAMES}}
 
 
-@pytest.mark.parametrize("kind", [Misjudged, Finer, Projected])
+@pytest.mark.parametrize(
+    "kind", [Finer, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (Misjudged, Projected))]
+)
 def test_adapted_positions_have_the_same_posterior(kind: Any) -> None:
     plain = posterior_of((1, 1), kind)
     adapted = plain.adapted(some_adaptation(kind=kind))
@@ -145,6 +147,7 @@ def test_adapted_positions_have_the_same_posterior(kind: Any) -> None:
     np.testing.assert_allclose(differences, differences[0], atol=1e-8)
 
 
+@pytest.mark.slow
 def test_without_linear_theory_adaptation_begins_with_the_prior() -> None:
     posterior = posterior_of((1, 1), Silent)
     position = posterior.initial(jax.random.key(0), b1=1.0, sd=0.5)

@@ -121,6 +121,7 @@ def test_slabs_have_the_same_mocks_and_starts(reference: tuple[Any, ...], cosmo:
         assert problems.has_sharding(x, wanted)
 
 
+@pytest.mark.slow
 def test_conditional_positions_decorrelate_field_and_parameters(cosmo: Any) -> None:
     """In linear theory: a unit Gaussian in the noise, times the evidence of the parameters. On pencils.
 

@@ -43,6 +43,7 @@ def mock(model: infer.Model, seed: int) -> Any:
     return model.mock(keys[1], model.draw(keys[0]))
 
 
+@pytest.mark.slow
 def test_p_values_over_mocks_are_uniform_for_powers_of_modes_and_conservative_for_residuals() -> None:
     model = linear_model(infer.Gaussian(0.5))
     checks = [checks_of(model, mock(model, seed), seed) for seed in range(MOCKS)]
@@ -113,6 +114,7 @@ def test_checks_ignore_modes_outside_the_likelihood() -> None:
     assert min(check.p for check in found.values()) > 1e-3
 
 
+@pytest.mark.slow
 def test_at_the_truth_deviations_are_standard_normal_behind_a_mask_too() -> None:
     mask = np.ones((8,) * 3)
     mask[:, :, :3] = 0
@@ -127,6 +129,7 @@ def test_at_the_truth_deviations_are_standard_normal_behind_a_mask_too() -> None
     assert np.mean(np.abs(z) > 2.576) < 0.03
 
 
+@pytest.mark.slow
 def test_counts_of_empty_cells_are_as_predicted() -> None:
     """Roots of counts: without them one galaxy where almost none is expected would be all of the variance."""
     model = linear_model(infer.Poisson(0.5), bias=4.0)

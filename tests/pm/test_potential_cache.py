@@ -66,7 +66,7 @@ def test_other_numbers_of_potentials_are_refused(stored: Any) -> None:
         pmd.ReversibleAdjoint(stored_potentials=stored)
 
 
-@pytest.mark.parametrize("gradient", ["finite-difference", "spectral"])
+@pytest.mark.parametrize("gradient", ["finite-difference", pytest.param("spectral", marks=pytest.mark.slow)])
 def test_stored_potentials_do_not_change_a_bit(gradient: str) -> None:
     """Of gradients and, from three fields of the force, of a Hessian-vector product, of which they have tangents."""
     decomposition = pmd.Decomposition(pdims=(1, 1) if gradient == "spectral" else (4, 1))

@@ -30,7 +30,7 @@ def shown(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().out.split()
 
 
-@pytest.mark.parametrize("pdims", [(1, 1), (2, 2)])
+@pytest.mark.parametrize("pdims", [(1, 1), pytest.param((2, 2), marks=pytest.mark.slow)])
 def test_each_step_is_shown_once_inside_jit_and_in_gradients(
     pdims: tuple[int, int], capsys: pytest.CaptureFixture[str]
 ):
