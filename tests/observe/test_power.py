@@ -101,8 +101,3 @@ def test_gradient_of_the_spectrum_is_exact(decomposition: pmd.Decomposition) -> 
     gradient = jax.jit(jax.grad(loss))(field)
     difference = (loss(field + direction) - loss(field - direction)) / 2
     np.testing.assert_allclose(np.vdot(gradient, direction), difference, rtol=1e-11)
-
-
-def test_wrong_shapes_are_refused(single: pmd.Decomposition) -> None:
-    with pytest.raises(ValueError, match=r"field.shape=\(8, 8, 8\) must be mesh_shape=\(8, 12, 7\)"):
-        pmd.power_spectrum(np.zeros((8, 8, 8)), configure(single))

@@ -94,31 +94,6 @@ def test_complex_transforms_match_numpy(decomposition: pmd.Decomposition) -> Non
     close(transpose(field), modes)
 
 
-def test_float32_stays_float32(decomposition: pmd.Decomposition) -> None:
-    field = np.random.default_rng(2).standard_normal((4, 8, 6)).astype(np.float32)
-    modes = jax.jit(lambda x: pmd.prfft3d(x, decomposition))(field)
-    back = jax.jit(lambda x: pmd.pirfft3d(x, field.shape, decomposition))(modes)
-    assert modes.dtype == np.complex64
-    assert back.dtype == np.float32
-    np.testing.assert_allclose(back, field, rtol=0, atol=1e-6)
-
-
-def test_wavevectors_take_exact_derivatives(decomposition: pmd.Decomposition) -> None:
-    shape, box = (8, 12, 10), (3.0, 5.0, 7.0)
-    numbers = (3, -2, 4)
-    x = np.stack(np.meshgrid(*[np.arange(n) * b / n for n, b in zip(shape, box, strict=True)], indexing="ij"))
-    k = [2 * math.pi * n / b for n, b in zip(numbers, box, strict=True)]
-    phase = sum(k_ * x_ for k_, x_ in zip(k, x, strict=True))
-
-    @jax.jit
-    def gradient(field: jax.Array) -> list[jax.Array]:
-        modes = pmd.prfft3d(field, decomposition)
-        return [pmd.pirfft3d(1j * k_ * modes, shape, decomposition) for k_ in pmd.fftfreq3d(shape, decomposition, box)]
-
-    for derivative, k_ in zip(gradient(np.sin(phase)), k, strict=True):
-        close(derivative, k_ * np.cos(phase))
-
-
 def test_wavevectors_match_the_spectrum(shape: tuple[int, int, int], decomposition: pmd.Decomposition) -> None:
     kx, ky, kz = jax.jit(lambda: pmd.fftfreq3d(shape, decomposition))()
     full = spectrum_shape(shape, decomposition)
@@ -132,12 +107,6 @@ def test_wavevectors_match_the_spectrum(shape: tuple[int, int, int], decompositi
     spec = decomposition.spectrum_spec
     assert problems.has_sharding(ky, jax.NamedSharding(decomposition.mesh, jax.P(None, spec[1], None)))
     assert problems.has_sharding(kz, jax.NamedSharding(decomposition.mesh, jax.P(None, None, spec[2])))
-
-
-def test_vmap_transforms_each(decomposition: pmd.Decomposition) -> None:
-    fields = np.random.default_rng(3).standard_normal((2, 4, 8, 6))
-    out = jax.jit(jax.vmap(lambda x: pmd.prfft3d(x, decomposition)))(fields)
-    close(out[..., :4], np.fft.rfftn(fields, axes=(1, 2, 3)))
 
 
 def test_misuse_says_what_would_fit() -> None:

@@ -97,8 +97,6 @@ def test_paint_and_read_are_in_the_precision_of_the_displacements(decomposition:
         (lambda own: pmd.prfft3d(np.zeros(SHAPE), (4, 1, 1)), r"pdims=\(4, 1, 1\) must be two positive"),
         (lambda own: pmd.prfft3d(np.zeros(SHAPE), own.mesh), "must be a Decomposition"),
         (lambda own: pmd.prfft3d(np.zeros(SHAPE)), r"numpy doesn't say.*pass decomposition="),
-        (lambda own: Decomposition((4,)), r"pdims=\(4,\) must be two"),
-        (lambda own: Decomposition((2, 2, 1)), r"pdims=\(2, 2, 1\) must be two"),
         (lambda own: Decomposition(4), "pdims=4 must be two"),
         (lambda own: pmd.autotune((8, 8, 8), halo=2.5), "halo=2.5 must be a whole number"),
         (lambda own: pmd.pirfft3d(np.zeros(SHAPE), (8, 8), own), r"shape=\(8, 8\) must be three positive"),
@@ -108,15 +106,6 @@ def test_paint_and_read_are_in_the_precision_of_the_displacements(decomposition:
 def test_errors_name_argument_value_and_remedy(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(Decomposition((4, 1)))
-
-
-def test_complex_weights_and_fields_raise() -> None:
-    config = pmd.Config(box_size=8.0, mesh_shape=8, decomposition=Decomposition((4, 1)))
-    disp, field = np.zeros((8, 8, 8, 3)), np.zeros((8, 8, 8), complex)
-    with pytest.raises(ValueError, match=r"weight.dtype=complex128 must be real"):
-        pmd.cic_paint(disp, config, field)
-    with pytest.raises(ValueError, match=r"field.dtype=complex128 must be real; pass"):
-        pmd.cic_read(field, disp, config)
 
 
 def test_some_manual_axes_of_a_decomposition_raise() -> None:

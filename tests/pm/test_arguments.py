@@ -20,6 +20,8 @@ N = 4
 CONFIG = pmd.Config(box_size=4.0, mesh_shape=N, steps=2, decomposition=(1, 1))
 COSMO = problems.cosmology()
 FIELD = np.random.default_rng(0).integers(0, 9, (N, N, N))
+DISP, SHORT = np.zeros((N, N, N, 3)), np.zeros((2, N, N, 3))
+OTHER = r"\(2, 4, 4, 3\) must be \(4, 4, 4, 3\)"
 
 BIG = pmd.Config(box_size=8.0, mesh_shape=N, decomposition=(1, 1))
 
@@ -107,6 +109,8 @@ def test_particles_know_their_box_and_scale_factor_until_they_are_transformed() 
             r"particles is a tuple and must be Particles; use Particles",
         ),
         (lambda: pmd.nbody(particles(complex), COSMO, CONFIG), r"particles.disp.dtype=complex128 must be real"),
+        (lambda: pmd.nbody(pmd.Particles(SHORT, DISP), COSMO, CONFIG), rf"particles.disp.shape={OTHER}"),
+        (lambda: pmd.nbody(pmd.Particles(DISP, SHORT), COSMO, CONFIG), rf"particles.vel.shape={OTHER}"),
         (lambda: pmd.nbody(particles(), COSMO, CONFIG, solver="euler"), r"solver='euler' must be .* bullfrog, fastpm"),
         (lambda: pmd.nbody(particles(), COSMO, CONFIG, solver=pmd.FastPM), r"solver=.* must be a solver; use BullFrog"),
         (
@@ -117,6 +121,7 @@ def test_particles_know_their_box_and_scale_factor_until_they_are_transformed() 
         (lambda: pmd.nbody(particles(), COSMO, CONFIG, saveat=[]), r"saveat=\[\] must be one scale factor or more"),
         (lambda: pmd.nbody(particles(), COSMO, CONFIG, saveat=["z"]), r"saveat.dtype='<U1' must be a type of numbers"),
         (lambda: pmd.nbody(particles(), COSMO, CONFIG, saveat=3.0), r"a=3 lies outside a_start=0.1 .. a_stop=1.0"),
+        (lambda: pmd.nbody(particles(), COSMO, CONFIG, saveat=[0.05, 0.5]), r"saveat time a=0.05 lies outside a_start"),
         (
             lambda: pmd.nbody(particles(), COSMO, CONFIG, potential_factor=lambda k, a: k[1:]),
             r"potential_factor returns an array of shape \(127,\) for k of shape \(128,\) and a number a; return one",
@@ -146,7 +151,11 @@ def test_particles_know_their_box_and_scale_factor_until_they_are_transformed() 
         ),
         (lambda: pmd.density(particles().disp, CONFIG), r"particles is a ndarray and must be Particles"),
         (lambda: pmd.cic_paint(particles().disp, CONFIG, "heavy"), r"weight.dtype='<U5' must be a type of numbers"),
-        (lambda: pmd.cic_read(FIELD * 1j, particles().disp, CONFIG), r"field.dtype=complex128 must be real"),
+        (lambda: pmd.cic_paint(DISP, CONFIG, FIELD * 1j), r"weight.dtype=complex128 must be real"),
+        (lambda: pmd.cic_paint(DISP, CONFIG, FIELD[0]), r"weight.shape=\(4, 4\) must be \(4, 4, 4\) or \(\)"),
+        (lambda: pmd.cic_paint(SHORT, CONFIG), rf"disp.shape={OTHER}"),
+        (lambda: pmd.cic_read(FIELD * 1j, DISP, CONFIG), r"field.dtype=complex128 must be real; pass"),
+        (lambda: pmd.cic_read(FIELD[:2], DISP, CONFIG), r"field.shape=\(2, 4, 4\) must be mesh_shape=\(4, 4, 4\)"),
         (lambda: pmd.fftfreq3d((4, 4), (1, 1)), r"shape=\(4, 4\) must be three positive numbers of cells"),
         (lambda: pmd.fftfreq3d((4, 4, 4), None), r"decomposition=None must be a Decomposition"),
         (lambda: pmd.growth(1.0, problems.cosmology(h="high")), r"cosmo.h='high' must be one finite number"),

@@ -156,9 +156,3 @@ def test_particles_start_on_the_solvers_grid(single: pmd.Decomposition) -> None:
         steps = np.asarray(disp, float) / resolution(config, dtype)
         assert disp.dtype == dtype
         np.testing.assert_array_equal(steps, np.rint(steps))
-
-
-def test_wrong_shapes_are_refused() -> None:
-    config = configure(pmd.Decomposition(pdims=(1, 4)))
-    with pytest.raises(ValueError, match=r"modes.shape=\(8, 12, 3\) must be \(8, 12, 4\)"):
-        pmd.lpt(np.zeros((8, 12, 3), complex), problems.cosmology(), config)

@@ -171,8 +171,3 @@ def test_bad_tables_are_refused(single: pmd.Decomposition, cosmo: Any) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             pmd.linear_modes(noise, cosmo, config, linear_power=table)
-
-
-def test_wrong_shapes_are_refused(single: pmd.Decomposition, cosmo: Any) -> None:
-    with pytest.raises(ValueError, match=r"noise.shape=\(8, 8, 8\) must be particle_shape=\(8, 12, 10\)"):
-        pmd.linear_modes(np.zeros((8, 8, 8)), cosmo, configure(single))

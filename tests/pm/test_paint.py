@@ -199,13 +199,3 @@ def test_beyond_a_fixed_halo_nothing_is_lost_silently(parallel: pmd.Decompositio
     assert np.isnan(pmd.cic_paint(disp, config)).all()
     lost = np.isnan(pmd.cic_read(field, disp, config))
     assert lost[0, 0, 0] and lost.sum() == 1
-
-
-def test_wrong_shapes_are_refused(single: pmd.Decomposition) -> None:
-    config = configure(single)
-    with pytest.raises(ValueError, match=r"disp.shape=\(4, 8, 8, 3\) must be \(8, 8, 8, 3\)"):
-        pmd.cic_paint(np.zeros((4, 8, 8, 3)), config)
-    with pytest.raises(ValueError, match=r"weight.shape=\(8, 8\) must be \(8, 8, 8\) or \(\)"):
-        pmd.cic_paint(np.zeros((8, 8, 8, 3)), config, np.ones((8, 8)))
-    with pytest.raises(ValueError, match=r"field.shape=\(8, 8, 8\) must be mesh_shape=\(12, 8, 4\)"):
-        pmd.cic_read(np.zeros((8, 8, 8)), np.zeros((8, 8, 8, 3)), config)
