@@ -390,6 +390,7 @@ def test_a_wrong_environment_is_a_line_at_the_start(file: Path, variable: str, v
     assert not (file.parent / "out").exists()
 
 
+@pytest.mark.slow
 def test_standard_streams_may_be_closed(tmp_path: Path):
     """Files that are opened later don't take their place, also once several processes replace the streams."""
     command = f"{' '.join(map(shlex.quote, PROGRAM))} template"

@@ -53,6 +53,7 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_failures_of_the_tuning_stop_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a simulation that fails where chains should go; those before the last stage are no matter."""
 

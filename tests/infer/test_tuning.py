@@ -159,6 +159,7 @@ def test_the_step_size_keeps_the_tail_of_the_energy_errors_below_the_target(tune
     assert np.quantile(variances, 0.9) < 2
 
 
+@pytest.mark.slow
 def test_trajectories_are_accepted_at_their_target_and_have_several_lengths() -> None:
     found = Tuned(gaussian, method="hmc")
     energy = found.energies()
@@ -194,6 +195,7 @@ def test_the_step_is_short_enough_for_the_chain_with_the_largest_errors() -> Non
     assert step.value == pytest.approx(0.5, rel=0.1)
 
 
+@pytest.mark.slow
 def test_the_largest_curvature_bounds_the_step() -> None:
     """In 4000 dimensions one direction of a curvature of 60 does not show in the energy error before it is unstable."""
     axis = jax.random.normal(jax.random.key(1), (4000,))

@@ -149,6 +149,7 @@ def test_the_lensing_of_shared_shells_is_that_of_all_their_matter() -> None:
     np.testing.assert_allclose(cone.shells.volumes, [100 + 225, 225 + 250, 250 + 125], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_only_sharp_shells_have_what_their_slope_lacks() -> None:
     """Changes of sums of planes against integrals of their slopes, along a line on which particles pass edges."""
     move, a, missed = jnp.asarray(psi()), jnp.asarray([0.9, 1.0]), {}

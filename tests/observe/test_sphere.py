@@ -136,6 +136,7 @@ def test_gradients_of_maps_are_those_of_differences(single_device: Any) -> None:
     np.testing.assert_allclose(np.sum(single_device(move)[2] * along), difference, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_shells_share_a_mass_by_its_distance_on_pencils(crossings: Any) -> None:
     run, move = all_steps((2, 2), "linear"), psi()
     _, maps, gradient = run(move)

@@ -170,6 +170,7 @@ def test_two_processes_on_nodes_of_their_own_agree_with_one(tmp_path: Path) -> N
         np.testing.assert_allclose(theirs["gradient"], gradient, rtol=0, atol=1e-11 * np.abs(gradient).max())
 
 
+@pytest.mark.slow
 def test_messages_of_the_user_who_initialises_mpi_do_not_meet_ours(tmp_path: Path) -> None:
     """Up to an exception of one process, which ends both; the other one has nothing to say."""
     done = launch(tmp_path, TRAFFIC)
@@ -312,6 +313,7 @@ def test_mpirun_in_the_shell_of_srun_counts_its_own_processes(monkeypatch: pytes
     assert distributed.launched_size() == 2
 
 
+@pytest.mark.slow
 def test_waiting_for_processes_is_said_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a signal at once, and by its own bound before JAX aborts with a stack trace."""
     tasks = {"NTASKS": "8", "STEP_NUM_TASKS": "8", "PROCID": "0", "LOCALID": "0", "STEP_ID": "0"}

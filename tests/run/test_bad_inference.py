@@ -105,6 +105,7 @@ def test_a_table_has_sigma8_where_it_is_normalised(normalise: bool, tmp_path: Pa
     np.testing.assert_allclose(with_table, without, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_shape_of_the_power_and_its_skewness_are_sampled(tmp_path: Path) -> None:
     priors = {"n_s": (0.96, 0.02), "h": (0.68, 0.03), "A_s": (2.1e-9, 1e-10), "f_nl": (100.0, 50.0)}
     given = [f'priors.{name}={{ kind = "normal", mean = {mean}, sd = {sd} }}' for name, (mean, sd) in priors.items()]

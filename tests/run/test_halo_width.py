@@ -15,6 +15,7 @@ from pmwd_dist.run.simulation import halo_width, job
 THIN = ("devices.pdims=[4, 1]", "box.size=48", "box.mesh=16", "output.slice_thickness=0", "output.redshifts=0")
 
 
+@pytest.mark.slow
 def test_widened_halos_give_the_bits_of_all_widths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(halo_width, "MARGIN", 0.3)
     narrow, events = make(tmp_path / "narrow", *THIN), Events()

@@ -155,6 +155,7 @@ def test_what_was_stopped_goes_on_to_the_same_bits(
             np.testing.assert_array_equal(values, other[name], err_msg=f"{path.name}:{name}")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures", "no_checks")
 def test_chains_on_devices_of_their_own_are_the_same(whole: tuple[InferenceJob, Listener], tmp_path: Path) -> None:
     """Each of two chains on half of four devices, and then both on one."""
@@ -177,6 +178,7 @@ def test_chains_on_devices_of_their_own_are_the_same(whole: tuple[InferenceJob, 
             np.testing.assert_allclose(values, expected[name], atol=1e-9, err_msg=name)
 
 
+@pytest.mark.slow
 def test_each_chain_may_have_one_device(tmp_path: Path) -> None:
     options = "sampler.chain_devices=1", "sampler.chains=4", "start.begin=wiener"
     plan = plan_of(tmp_path / "run", *options)
@@ -194,6 +196,7 @@ def test_each_chain_may_have_one_device(tmp_path: Path) -> None:
     np.testing.assert_allclose(slope["noise"], expected["noise"], atol=1e-10)
 
 
+@pytest.mark.slow
 def test_chains_begin_at_maxima_with_parameters_held(tmp_path: Path) -> None:
     plan = plan_of(tmp_path / "run", "sampler.chains=1", "start.begin=map", "start.map_steps=40")
     prepare_folder(plan)
