@@ -50,9 +50,13 @@ CASES = {
 }
 
 
-@pytest.fixture(params=CASES)
-def name(request: pytest.FixtureRequest) -> str:
-    return request.param
+# The reference in JAX takes long to compile.
+PAIRS = [
+    *((name, "native") for name in CASES),
+    ("mixed", "jax"),
+    *(pytest.param(name, "jax", marks=pytest.mark.slow) for name in ("periodic", "tiny")),
+]
+every_case = pytest.mark.parametrize(("name", "native"), PAIRS, indirect=["native"])
 
 
 def draw(case: Case, seed: int = 0) -> dict[str, Any]:
@@ -129,6 +133,7 @@ def close(actual: Any, expected: Any, rtol: float = 1e-12) -> None:
     np.testing.assert_allclose(actual, expected, rtol=0, atol=rtol * np.abs(expected).max())
 
 
+@every_case
 def test_values_match_numpy(name: str, native: bool) -> None:
     case, d, r = CASES[name], draw(CASES[name]), results(name, native)
     close(r["paint"], numpy_paint(case, d["disp"], d["weight"]))
@@ -147,6 +152,7 @@ def test_values_match_numpy_in_float32(native: bool) -> None:
     close(out, numpy_read(case, d["disp"], d["fields"]), 1e-5)
 
 
+@every_case
 def test_jvp_matches_differences(name: str, native: bool) -> None:
     case, d, r = CASES[name], draw(CASES[name]), results(name, native)
     step = 1e-4  # moves a particle by 1e-4 of a cell at most
@@ -166,6 +172,7 @@ def raised(mask: Any, axis: int) -> tuple[int, int, int]:
     return tuple(m + int(i == axis) for i, m in enumerate(mask))  # type: ignore[return-value]
 
 
+@every_case
 def test_vjp_matches_numpy(name: str, native: bool) -> None:
     """The cotangents in value: reads and paints under derivative masks, by the brute force."""
     case, d, r = CASES[name], draw(CASES[name]), results(name, native)
@@ -188,6 +195,7 @@ def test_vjp_matches_numpy(name: str, native: bool) -> None:
     close(r["read vjp"][1], numpy_paint(case, d["disp"], d["out"]))
 
 
+@every_case
 def test_paint_and_read_are_adjoint(name: str, native: bool) -> None:
     d, r = draw(CASES[name]), results(name, native)
     on_mesh, at_particles = np.vdot(r["paint"], d["fields"]), np.vdot(d["weight"], r["read"])

@@ -111,6 +111,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
     command = [sys.executable, "-c", TWICE, "autotune", "8", "8", "6", "--halo", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

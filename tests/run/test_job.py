@@ -199,6 +199,7 @@ def test_regular_checkpoints_keep_the_last_one(tmp_path: Path, capsys: pytest.Ca
     assert "checkpoint of" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_time_limit(finished: tuple[Path, Events], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """A run stops before the step that would end too late, with exit code 0 and the command that goes on."""
@@ -270,6 +271,7 @@ def test_particles_that_are_not_finite_fail(tmp_path: Path, monkeypatch: pytest.
     assert checkpoint.latest(plan.folder) is None
 
 
+@pytest.mark.slow
 def test_particles_that_leave_the_grid_at_the_end_fail_without_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -284,6 +286,7 @@ def test_particles_that_leave_the_grid_at_the_end_fail_without_a_checkpoint(
     assert checkpoint.latest(plan.folder) is None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_disk_that_fills_up_ends_the_run_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     def full(self, path, chunks):
@@ -349,6 +352,7 @@ class _Steps(Events):
             self.done.set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pdims", "fails"), [([1, 1], True), ([4, 1], False)])
 @pytest.mark.usefixtures("no_figures")
 def test_steps_go_on_while_an_output_is_written(
@@ -417,6 +421,7 @@ def test_without_figures_none_is_drawn_until_a_report_is_asked_for(tmp_path: Pat
     }
 
 
+@pytest.mark.slow
 def test_options_of_snapshots_are_those_of_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     (tmp_path / "small.toml").write_text(SMALL)
     run = ["run", tmp_path / "small.toml", "--output", tmp_path / "run", "--set", 'output.compression="zstd"']

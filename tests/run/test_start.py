@@ -27,6 +27,7 @@ def shuffled(path: Path, to: Path) -> None:
             file[f"PartType1/{name}"] = data[:][order] + (name == "ParticleIDs")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_runs_go_on_from_initial_conditions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Our own LPT as it was written, and in another order on four devices, resumed: the same P(k) and particles."""
