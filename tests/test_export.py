@@ -73,6 +73,7 @@ def test_an_exported_program_gives_the_same_bits_in_another_process(tmp_path: Pa
             np.testing.assert_array_equal(array, expected)
 
 
+@pytest.mark.slow
 def test_programs_of_several_devices_are_exported():
     spread = pmd.Config(32.0, 8, steps=2, lpt_order=1, decomposition=(2, 2))
 

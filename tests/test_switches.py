@@ -78,6 +78,7 @@ def test_eager_calls_keep_to_the_switches() -> None:
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(found), jax.device_get(values()))
 
 
+@pytest.mark.slow
 def test_compiled_gradients_keep_to_the_switches() -> None:
     """On several devices eager calls mix arrays of one device with divided ones, which JAX itself transfers."""
     results = []

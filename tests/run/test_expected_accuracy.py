@@ -131,6 +131,7 @@ def test_check_warns_of_counts_below_zero(tmp_path: Path) -> None:
     assert warnings[1] == []
 
 
+@pytest.mark.slow
 def test_check_warns_of_shells_that_end_before_the_sources(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     text = "[box]\nsize = 128\nmesh = 8\n[devices]\npdims = [1, 1]\n[observe.light_cone]\nsources = [0.05, 0.2]\n"

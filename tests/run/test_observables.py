@@ -98,6 +98,7 @@ def test_stopped_and_resumed_is_bitwise_the_same(whole: SimulationJob, tmp_path:
         execute(replace(whole, settings=read(folder / "config.toml", ["observe.light_cone.pixels=16"])), Events())
 
 
+@pytest.mark.slow
 def test_resumed_on_pencils_is_the_same_to_rounding(whole: SimulationJob, tmp_path: Path):
     """Shells of a checkpoint are read divided otherwise; spectra are outputs, which may be left out."""
     config = stopped(tmp_path / "run") / "config.toml"

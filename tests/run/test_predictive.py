@@ -115,6 +115,7 @@ class Empty(eqx.Module):
         return jnp.zeros(self.shape) + 0 * jnp.mean(noise)
 
 
+@pytest.mark.slow
 def test_angular_spectra_of_predicted_maps_are_those_of_their_noise(tmp_path: Path) -> None:
     mask = np.ones((16, 16))
     mask[:, :4] = 0
