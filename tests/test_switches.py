@@ -64,6 +64,7 @@ def test_traces_leak_nothing(pdims: tuple[int, int]) -> None:
         jax.make_jaxpr(run, static_argnums=2)(*arguments, config)
 
 
+@pytest.mark.slow
 def test_eager_calls_keep_to_the_switches() -> None:
     config, cosmo = configure((1, 1), lpt_order=3), jax_cosmo.Planck15()
     key = jax.random.key(1)

@@ -95,7 +95,7 @@ class Tuned:
         return np.stack(found)
 
 
-@pytest.fixture(scope="module", params=[gaussian, funnel])
+@pytest.fixture(scope="module", params=[gaussian, pytest.param(funnel, marks=pytest.mark.slow)])
 def tuned(request: pytest.FixtureRequest) -> tuple[Any, Tuned]:
     return request.param, Tuned(request.param)
 

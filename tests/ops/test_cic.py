@@ -205,6 +205,7 @@ def test_paint_and_read_are_adjoint(name: str, native: bool) -> None:
     assert abs(tangent - cotangent) < 1e-14 * np.linalg.norm(r["paint jvp"]) * np.linalg.norm(d["fields"])
 
 
+@pytest.mark.parametrize("native", ["native", pytest.param("jax", marks=pytest.mark.slow)], indirect=True)
 def test_second_derivatives_match_differences(native: bool) -> None:
     case = CASES["periodic"]
     paint, read = ops(case, native, ((0, 0, 0),))

@@ -87,6 +87,7 @@ def test_at_the_truth_predicted_data_are_as_the_data(tmp_path: Path) -> None:
     assert np.std(one - mean) == pytest.approx(0.5, rel=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_checks")
 def test_counts_are_predicted_with_their_selection_where_the_mask_shows_them(tmp_path: Path) -> None:
     selection, mask = np.ones((SIZE,) * 3), np.ones((SIZE,) * 3)

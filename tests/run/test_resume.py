@@ -38,7 +38,9 @@ def copied(stopped: SimulationJob, tmp_path: Path) -> Path:
     return Path(shutil.copytree(stopped.folder, tmp_path / "run"))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_a_second_signal_ends_the_program_at_once(copied: Path, monkeypatch, capsys, number: int, code: int):
     monkeypatch.setattr(
         "pmwd_dist.run.common.job.Log", lambda folder, listener: lambda *event, **fields: os.kill(os.getpid(), number)
