@@ -38,10 +38,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out the second tier, unless it is asked for: by --all, by a choice of marks, or test by test."""
     if config.option.all or config.option.markexpr or any("::" in argument for argument in config.args):
         return
-    others = _other_layouts(items)
-    second = [item for item in items if item in others or item.get_closest_marker("slow")]
-    items[:] = [item for item in items if item not in set(second)]
-    config.hook.pytest_deselected(items=second)
+    second = _other_layouts(items) | {item for item in items if item.get_closest_marker("slow")}
+    items[:] = [item for item in items if item not in second]
+    config.hook.pytest_deselected(items=list(second))
     config.stash[TOTALS]["deselected"] = len(second)
 
 
