@@ -399,7 +399,8 @@ def test_standard_streams_may_be_closed(tmp_path: Path):
     assert done.stderr == "pmwd-dist: warning: standard output is closed, and what it would show is lost\n"
     done = subprocess.run(["bash", "-c", f"{command} <&- >&- 2>&-"], capture_output=True, check=False)
     assert done.returncode == 0
-    code = "import gc, os, sys, pmwd_dist.__main__ as p; p._open_streams(); sys.stdout = sys.stderr = None; gc.collect()"
+    code = "import gc, os, sys, pmwd_dist.__main__ as p; p._open_streams()"
+    code = f"{code}; sys.stdout = sys.stderr = None; gc.collect()"
     check = "sys.exit([os.fstat(i).st_rdev for i in (1, 2)] != [os.stat(os.devnull).st_rdev] * 2)"
     program = shlex.join([sys.executable, "-c", f"{code}; {check}"])
     assert subprocess.run(["bash", "-c", f"{program} >&- 2>&-"], check=False).returncode == 0
