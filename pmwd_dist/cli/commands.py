@@ -200,7 +200,7 @@ def template(
 ) -> None:
     """Print a TOML file with every key, its default and its meaning."""
     from pmwd_dist.run.settings import InferenceSettings
-    from pmwd_dist.run.settings.writing import template as text
+    from pmwd_dist.run.settings.template import template as text
 
     with naming("standard output"):
         typer.echo(text(InferenceSettings if of_inference else SimulationSettings), nl=False)
@@ -252,10 +252,10 @@ def power(
 @app.command()
 def report(folder: Folder) -> None:
     """Write report.html of a run, finished or not, and draw its figures again from its data."""
-    from pmwd_dist.report.results import redraw
     from pmwd_dist.run.common.report import write_report
     from pmwd_dist.run.inference.plan import START
     from pmwd_dist.run.inference.verdict import redraw_chains
+    from pmwd_dist.run.outputs.registry import redraw
 
     _start("report")
     with command_errors():

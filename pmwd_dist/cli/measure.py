@@ -17,9 +17,9 @@ from pmwd_dist.io.snapshot.matter import Matter, lattice_of, matter_notes, paint
 from pmwd_dist.observe.power import power_spectrum
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
-from pmwd_dist.report.results import spectrum_table
 from pmwd_dist.report.tables import write_table
 from pmwd_dist.run.common.resources import room
+from pmwd_dist.run.outputs.power import spectrum_table
 from pmwd_dist.run.simulation.programs import least_memory, power_memory
 
 

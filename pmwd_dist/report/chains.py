@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pmwd_dist._files import atomic_write
+from pmwd_dist.report.page import Caption
 from pmwd_dist.report.spectra import TRUTH
 from pmwd_dist.report.style import COLOURS, colours, figure_of, finish_axis, latex, make_axes, styled
 
@@ -18,6 +19,50 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Rows = Mapping[str, Mapping[str, float]]
+CAPTIONS = {  # of the figures of an inference, in the order of its page
+    "corner.png": Caption(
+        "Posterior of the parameters",
+        "Distribution of each parameter and of each pair over all chains, with priors, and true values of a mock "
+        "(dashed).",
+        "histograms narrower than their priors where the data inform, and true values inside the distributions.",
+    ),
+    "traces.png": Caption(
+        "Traces",
+        "Each parameter and the log density, draw by draw, in one colour a chain; true values of a mock are dashed.",
+        "chains on top of each other that fluctuate about the same level, without a trend or a chain apart.",
+    ),
+    "mixing.png": Caption(
+        "Convergence by scale",
+        "R-hat and effective sample size of the modes of the initial conditions, by wavenumber, with their limits "
+        "(dashed).",
+        "R-hat below its limit and effective sample sizes above theirs on all scales.",
+    ),
+    "fields.png": Caption(
+        "Posterior prediction by scale",
+        "P(k) of data that the draws predict beside that of the data, and correlations of predictions and data; "
+        "for a mock, r(k) and T(k) of the initial conditions with the truth. Bands hold 68 % and 95 % of the "
+        "draws.",
+        "data inside the bands. For a mock, r(k) is near 1 at small k and falls to 0 where noise dominates, and "
+        "T(k) stays at 1.",
+    ),
+    "angular.png": Caption(
+        "Posterior prediction of maps by scale",
+        "Angular power spectra of maps that the draws predict, noise and mask included, beside those of the data.",
+        "data inside the bands, which hold 68 % and 95 % of the draws.",
+    ),
+    "slices.png": Caption(
+        "Initial conditions",
+        "A plane of the linear density at a = 1: mean and standard deviation of the draws, beside the data and "
+        "the truth of a mock where there are any.",
+        "a mean that shows the large structures of the truth, smoothed where noise hides the small ones, and a "
+        "smaller standard deviation where data were taken.",
+    ),
+    "maps.png": Caption(
+        "Data and predictions",
+        "A plane or maps of the data beside predictions of the draws; cells behind the mask are white.",
+        "the same structures in both, and in the data the noise besides.",
+    ),
+}
 _COLUMNS = ("mean", "sd", "rhat", "ess_bulk", "ess_tail", "gradients_per_ess")
 
 

@@ -6,19 +6,21 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Container, Generator, Iterable
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pmwd_dist._files import remove
-from pmwd_dist.report import plot, results
-from pmwd_dist.report.style import DPI
+from pmwd_dist.report import plot
+from pmwd_dist.report.style import DPI, drawing_errors, save
 
+Drawing = Callable[[], Any]  # a function of report/ with its data, which returns a figure, also in another process
+Figures = Mapping[Path, Callable[[], Drawing]]  # functions that read data, by the paths of figures
 _SECONDS = 10  # longest time for a figure
 _STARTING = 60  # and for the imports before the first one
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}  # for this program alone
@@ -42,20 +44,21 @@ def start() -> ProcessPoolExecutor:
     return _executor
 
 
-def draw(paths: Iterable[Path]) -> None:
+def draw(figures: Figures) -> None:
     """Draw these figures soon, in place of those of earlier data; `finish` draws those again that fail."""
-    for path in map(Path.absolute, paths):
-        remove(path)
+    for name, read in figures.items():
+        remove(path := name.absolute())
         if path in _futures:
             _futures[path].cancel()
         try:
-            _futures[path] = start().submit(_draw, path)
-        except BrokenProcessPool:
+            with drawing_errors(path):
+                _futures[path] = start().submit(_draw, path, read())
+        except (OSError, ValueError):  # the process has ended, or data are damaged
             _futures.pop(path, None)
 
 
-def finish(folder: Path, names: Container[str]) -> None:
-    """Wait for the figures, and draw those of a folder among `names` that are missing and have data."""
+def finish(figures: Figures) -> None:
+    """Wait for the figures, and draw the ones that are missing."""
     global _executor
     wait(_futures.values())
     failed = {path for path, future in _futures.items() if future.cancelled() or future.exception() is not None}
@@ -63,9 +66,20 @@ def finish(folder: Path, names: Container[str]) -> None:
     if _executor is not None:
         _executor.shutdown(cancel_futures=True)
         _executor = None
-    for path in results.figures(folder):
-        if path.name in names and (path.absolute() in failed or not path.exists()):
-            results.draw(path)
+    for path, read in figures.items():
+        if path.absolute() in failed or not path.exists():
+            write(path, read)
+
+
+def write(path: Path, read: Callable[[], Drawing]) -> None:
+    """Draw a figure, and write it as PNG.
+
+    Raises:
+      ValueError: its data are damaged.
+      OSError: a file can't be read or written.
+    """
+    with drawing_errors(path):
+        save(read()(), path)
 
 
 def _begin() -> None:
@@ -101,6 +115,6 @@ def _warm_up() -> None:
         figure.draw_without_rendering()
 
 
-def _draw(path: Path) -> None:
-    with _at_most(_SECONDS):
-        results.draw(path)
+def _draw(path: Path, figure: Drawing) -> None:
+    with _at_most(_SECONDS), drawing_errors(path):
+        save(figure(), path)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pmwd_dist.report.spectra import angular_power
 from pmwd_dist.report.style import figure_of, make_axes, styled
 
 if TYPE_CHECKING:
@@ -139,6 +140,39 @@ def convergence(kappa: Any, *, shear: Any = None, field: float | None = None, ax
         bar |= {"orientation": "horizontal", "shrink": 0.55, "pad": 0.02}
     figure_of(ax).colorbar(image, ax=ax, **bar)
     return figure_of(ax)
+
+
+def lensed_maps(
+    names: Sequence[str],
+    maps: np.ndarray,
+    *,
+    shear: np.ndarray | None = None,
+    field: float | None = None,
+    spectra: Sequence[Any] = (),
+    linear: Sequence[np.ndarray] = (),
+) -> Figure:
+    """Draw maps of the convergence of several sources side by side, and their angular power spectra.
+
+    Args:
+      names: names of the redshifts of the sources.
+      maps: maps of `convergence`, one for each source.
+      shear: shear of each map, on a flat sky.
+      field: side of the field of view of a flat sky [degrees].
+      spectra: spectra of `angular_power`, one for each map; or none.
+      linear: linear theory at the multipoles of each spectrum.
+    """
+    from matplotlib.figure import Figure
+
+    panels = len(names) + bool(spectra)
+    size = (9.6, 5.4 * panels) if field is None else (6.6 * panels, 5.6)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = np.ravel(figure.subplots(*((panels, 1) if field is None else (1, panels))))
+    for i, (kappa, name) in enumerate(zip(maps, names, strict=True)):
+        axes[i].set_title(f"sources at {name}", fontsize=14)
+        convergence(kappa, shear=None if shear is None else shear[i], field=field, axes=axes[i])
+    if spectra:
+        angular_power(spectra, linear, labels=names, axes=axes[-1])
+    return figure
 
 
 def _draw_sticks(axes: Axes, shear: np.ndarray, field: float) -> None:

@@ -5,15 +5,29 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pmwd_dist._files import atomic_write, read_bytes
 
 
-def write_page(path: Path, images: Iterable[Path], **content: Any) -> None:
+class Caption(NamedTuple):
+    """Caption of a figure.
+
+    Args:
+      title: title, which words for the redshift may follow.
+      seen: content of the figure.
+      expected: what a good run shows.
+    """
+
+    title: str
+    seen: str
+    expected: str
+
+
+def write_page(path: Path, images: Iterable[tuple[Path, str, Caption]], **content: Any) -> None:
     """Write the page.
 
-    Images are PNG files whose names tell their kind and redshift; the content are the values of the template.
+    Images are PNG files, words for their redshifts, and captions; the content are the values of the template.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -21,11 +35,7 @@ def write_page(path: Path, images: Iterable[Path], **content: Any) -> None:
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    figures = list[dict[str, str]]()
-    for image in images:
-        kind, _, z = image.stem.partition("_z")
-        data = base64.b64encode(read_bytes(image, own=True)).decode("ascii")
-        figures.append({"kind": kind, "at": f" at z = {float(z):g}" if z else "", "data": data})
+    figures = [(base64.b64encode(read_bytes(image, own=True)).decode("ascii"), *words) for image, *words in images]
     text = environment.get_template("page.html").render(images=figures, **content)
     with atomic_write(path) as aside:
         aside.write_text(text + "\n", encoding="utf-8")

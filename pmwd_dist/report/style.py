@@ -131,6 +131,13 @@ def drawing_errors(path: Path) -> Generator[None]:
         raise ValueError(f"{path}: {type(error).__name__}: {error}") from error
 
 
+def titled(draw: Callable[[], Figure], title: str, fontsize: float) -> Figure:
+    """A figure of one panel, with a title."""
+    figure = draw()
+    figure.axes[0].set_title(title, fontsize=fontsize, pad=10)
+    return figure
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write a figure as PNG, with narrow margins."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -28,8 +28,8 @@ import pytest
 import pmwd_dist as pmd
 from pmwd_dist.cli import main as cli
 from pmwd_dist.io.snapshot.writer import FORMATS, Format, Snapshot
+from pmwd_dist.run.outputs.writer import Writer
 from pmwd_dist.run.simulation import output
-from pmwd_dist.run.simulation.writer import Writer
 
 BOX, A = 64.0, 0.5
 CONFIG = """

@@ -19,9 +19,11 @@ import numpy as np
 import pytest
 
 from pmwd_dist.io.arrays import Arrays, write_arrays
-from pmwd_dist.report import drawing, plot, results
-from pmwd_dist.report.results import redraw
+from pmwd_dist.report import drawing, plot
 from pmwd_dist.report.tables import Table, read_table, write_table
+from pmwd_dist.run.outputs.power import Power, spectrum_table
+from pmwd_dist.run.outputs.registry import figures, redraw
+from pmwd_dist.run.outputs.slices import Slices
 
 
 def make_spectrum(z: float, bins: int = 20, empty: int | None = None) -> Table:
@@ -30,7 +32,7 @@ def make_spectrum(z: float, bins: int = 20, empty: int | None = None) -> Table:
     modes = np.round(100 * np.arange(1, bins + 1) ** 2.0)
     if empty is not None:
         modes[empty] = 0
-    return results.spectrum_table(SimpleNamespace(k=k, power=linear * (1 + k), modes=modes), linear, 27.0)
+    return spectrum_table(SimpleNamespace(k=k, power=linear * (1 + k), modes=modes), linear, 27.0)
 
 
 def slab_of(*values: Any) -> Arrays:
@@ -44,20 +46,20 @@ def make_slab(z: float = 0.0, shape: tuple[int, int] = (16, 16), sides: tuple[fl
 def draw_spectra(folder: Path, spectra: dict[float, Table]) -> Path:
     for z, spectrum in spectra.items():
         write_table(folder / f"power_z{z:.3f}.csv", spectrum)
-    results.draw(folder / "power.png")
+    redraw(folder)
     return folder / "power.png"
 
 
 def draw_slab(folder: Path, slab: Arrays) -> Path:
     write_arrays(folder / "density_z0.000.npz", slab, {})
-    results.draw(folder / "density_z0.000.png")
+    redraw(folder)
     return folder / "density_z0.000.png"
 
 
 def test_spectrum_survives_its_file(tmp_path: Path):
     for z in (0.0, 0.5, 2.0):
         write_table(tmp_path / f"power_z{z:.3f}.csv", make_spectrum(z))
-    read = results.read_spectra(tmp_path)
+    read = Power.read(tmp_path)
     assert list(read) == [0.0, 0.5, 2.0]
     for name, column in make_spectrum(0.5).columns.items():
         np.testing.assert_allclose(read[0.5][name], column, rtol=1e-6)
@@ -71,13 +73,13 @@ def test_spectrum_file_has_named_columns_with_units(tmp_path: Path):
 
 def test_bins_without_modes_are_left_out(tmp_path: Path):
     write_table(tmp_path / "power_z0.000.csv", make_spectrum(0.0, empty=3))
-    assert len(results.read_spectra(tmp_path)[0.0]["k"]) == 19
+    assert len(Power.read(tmp_path)[0.0]["k"]) == 19
 
 
 def test_slab_survives_its_file(tmp_path: Path):
     slab = make_slab(0.25, (8, 12), (32.0, 48.0))
     write_arrays(tmp_path / "density_z0.250.npz", slab, {})
-    read = results.read_slab(tmp_path / "density_z0.250.npz")
+    read = Slices.read(tmp_path / "density_z0.250.npz")
     np.testing.assert_array_equal(read["density"], slab["density"])
     assert (read["z"], read["sides"].tolist(), read["thickness"]) == (0.25, [32.0, 48.0], 8.0)
 
@@ -131,11 +133,11 @@ def test_another_process_draws_what_it_can(tmp_path: Path, monkeypatch: pytest.M
     assert modules.result() == [True, False]
     write_table(tmp_path / "power_z0.000.csv", make_spectrum(0.0))
     write_arrays(tmp_path / "density_z0.000.npz", make_slab(), {})
-    drawing.draw(tmp_path / name for name in names)  # the last one has no data yet
-    drawing.draw([tmp_path / "power.png"])
+    drawing.draw(figures(tmp_path))
+    drawing.draw(figures(tmp_path, names[:1]))
     write_arrays(tmp_path / "density_z1.000.npz", make_slab(), {})
-    monkeypatch.setattr(results, "save", lambda figure, path: drawn.add(path.name))
-    drawing.finish(tmp_path, names)
+    monkeypatch.setattr(drawing, "save", lambda figure, path: drawn.add(path.name))
+    drawing.finish(figures(tmp_path))
     assert drawn <= {names[2]} and {path.name for path in tmp_path.glob("*.png")} | drawn == set(names)
     assert not list(tmp_path.glob(".*"))
 
@@ -144,9 +146,9 @@ def test_a_figure_that_matplotlib_refuses_is_absent(tmp_path: Path):
     path = tmp_path / "density_z1.000.png"
     write_arrays(path.with_suffix(".npz"), make_slab() | {"density": np.ones(4)}, {})
     path.touch()  # of earlier data
-    drawing.draw([path])
+    drawing.draw(figures(tmp_path))
     with pytest.raises(ValueError, match=r"density_z1.000.png: TypeError: Invalid shape \(4,\) for image data"):
-        drawing.finish(tmp_path, [path.name])
+        drawing.finish(figures(tmp_path))
     assert not path.exists()
 
 
@@ -158,9 +160,9 @@ def test_figures_of_a_process_that_takes_too_long_or_is_killed_are_drawn(
     write_table(tmp_path / "power_z0.000.csv", make_spectrum(0.0))
     (tmp_path / "power.png").touch()  # of earlier data
     os.kill(drawing.start().submit(os.getpid).result(), number)
-    drawing.draw([tmp_path / "power.png"])
-    monkeypatch.setattr(results, "save", lambda figure, path: drawn.append(path.name))
-    drawing.finish(tmp_path, ["power.png"])
+    drawing.draw(figures(tmp_path))
+    monkeypatch.setattr(drawing, "save", lambda figure, path: drawn.append(path.name))
+    drawing.finish(figures(tmp_path))
     assert drawn == ["power.png"]
 
 
@@ -222,7 +224,7 @@ def test_damaged_slabs_are_refused_or_the_same(tmp_path: Path):
         content[rng.integers(len(content))] ^= 1 << rng.integers(8)
         (tmp_path / "damaged.npz").write_bytes(content)
         try:
-            slab = results.read_slab(tmp_path / "damaged.npz")
+            slab = Slices.read(tmp_path / "damaged.npz")
         except ValueError:
             refused += 1
         else:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
 
 from pmwd_dist import infer
-from pmwd_dist.report import drawing, results
+from pmwd_dist.report import drawing
 from pmwd_dist.run.inference import job, plan, verdict
 from pmwd_dist.run.inference.memory import InferenceMemory
 
@@ -16,8 +15,8 @@ from pmwd_dist.run.inference.memory import InferenceMemory
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty files for figures, which take longer than all the rest of a small run."""
-    monkeypatch.setattr(drawing, "draw", lambda paths: None)
-    monkeypatch.setattr(results, "draw", Path.touch)
+    monkeypatch.setattr(drawing, "draw", lambda figures: None)
+    monkeypatch.setattr(drawing, "write", lambda path, read: path.touch())
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import numpy as np
 from runs import read
 
 from pmwd_dist.run.settings import SettingsError, SimulationSettings, to_toml
-from pmwd_dist.run.settings.writing import template
+from pmwd_dist.run.settings.template import template
 from pmwd_dist.run.simulation.plan import SimulationJob
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -39,7 +39,7 @@ from pmwd_dist.run.inference.verdict import (
     worst_scale,
 )
 from pmwd_dist.run.settings import InferenceSettings, SimulationSettings, read_any, read_as
-from pmwd_dist.run.settings.writing import template, to_toml
+from pmwd_dist.run.settings.template import template, to_toml
 
 
 class Listener(list[Any]):

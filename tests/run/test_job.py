@@ -24,11 +24,13 @@ from pmwd_dist.cli.display import Display
 from pmwd_dist.io import checkpoint
 from pmwd_dist.io.snapshot.writer import Snapshot
 from pmwd_dist.pm.stepping.step import final_status
-from pmwd_dist.report import drawing, results
+from pmwd_dist.report import drawing
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.folder import Event
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.common.signals import Interrupted
+from pmwd_dist.run.outputs.power import Power
+from pmwd_dist.run.outputs.slices import Slices
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +84,13 @@ def test_run_json_says_what_ran(finished: tuple[Path, Events]):
 
 
 def test_power_follows_linear_theory_on_large_scales(finished: tuple[Path, Events]):
-    spectra = results.read_spectra(finished[0])
+    spectra = Power.read(finished[0])
     assert list(spectra) == [0.0, 1.0]
     late, early = spectra.values()
     assert late["modes"][0] == 18
     growth = late["power"][0] / early["power"][0]
     assert growth == pytest.approx(late["linear power"][0] / early["linear power"][0], rel=0.3)
-    slab = results.read_slab(finished[0] / "density_z0.000.npz")
+    slab = Slices.read(finished[0] / "density_z0.000.npz")
     assert slab["density"].shape == (8, 8)
     assert slab["thickness"] == 8.0
 
@@ -112,7 +114,7 @@ def test_particles_are_those_of_nbody_to_the_bit(
             found.append(jax.device_get(particles))
             super().__init__(particles, *arguments, **options)
 
-    monkeypatch.setattr("pmwd_dist.run.simulation.output.Snapshot", Recorded)
+    monkeypatch.setattr("pmwd_dist.io.snapshot.writer.Snapshot", Recorded)
     with jax.enable_x64(x64):
         f_nl, options = f"cosmology.f_nl={500.0 if x64 else 0.0}", ["output.slice_thickness=0"]
         if x64:
@@ -317,7 +319,7 @@ def test_figures_that_fail_do_not_end_a_run(
         raise error
 
     monkeypatch.setattr(drawing, "draw", lambda paths: None)
-    monkeypatch.setattr(results, "save", full)
+    monkeypatch.setattr(drawing, "save", full)
     plan, events = make(tmp_path / "run", "output.snapshot=none", "output.redshifts=0"), Events()
     execute(plan, events)
     assert [event.status for event in events.of("end")] == ["finished"]
@@ -331,7 +333,7 @@ def test_figures_that_fail_leave_the_report_of_an_interrupted_run(tmp_path: Path
         raise IndexError("none")
 
     monkeypatch.setattr(drawing, "draw", lambda paths: None)
-    monkeypatch.setattr(results, "save", refuses)
+    monkeypatch.setattr(drawing, "save", refuses)
     plan, events = make(tmp_path / "run", "output.snapshot=none"), Events(3)
     with pytest.raises(Interrupted):
         execute(plan, events)
@@ -426,7 +428,7 @@ def test_options_of_snapshots_are_those_of_the_config(tmp_path: Path, monkeypatc
     (tmp_path / "small.toml").write_text(SMALL)
     run = ["run", tmp_path / "small.toml", "--output", tmp_path / "run", "--set", 'output.compression="zstd"']
     with monkeypatch.context() as patch:
-        patch.setattr("pmwd_dist.run.simulation.plan.find_spec", lambda name: None)
+        patch.setattr("pmwd_dist.run.outputs.snapshot.find_spec", lambda name: None)
         assert command(*run) == 2
     needs = 'output.compression = "zstd": needs hdf5plugin; install it with `pip install hdf5plugin`'
     assert needs in capsys.readouterr().err

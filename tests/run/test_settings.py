@@ -20,7 +20,7 @@ from pmwd_dist.parallel.backends.peer import Peer
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSettings, build, read_any, to_toml
 from pmwd_dist.run.settings.physics import cosmology_warnings, unit_warnings
 from pmwd_dist.run.settings.table import power_name
-from pmwd_dist.run.settings.writing import template
+from pmwd_dist.run.settings.template import template
 
 SIMS = Path(__file__).parents[2] / "sims"
 MINIMAL = "[box]\nsize = 64\nmesh = 16\n"

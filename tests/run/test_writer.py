@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pmwd_dist.run.simulation.writer import Writer
+from pmwd_dist.run.outputs.writer import Writer
 
 
 @pytest.mark.parametrize("buffer", [0, 10**9])

@@ -15,7 +15,7 @@ import numpy as np
 
 from pmwd_dist._jax.native import native_version
 from pmwd_dist.parallel.distributed import exchange
-from pmwd_dist.run.settings.simulation_sections import OPTIONAL
+from pmwd_dist.run.outputs.registry import SECTIONS
 from pmwd_dist.run.settings.writing import toml_value
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ Identity = dict[str, Any]
 _PACKAGES = ("pmwd-dist", "jax", "jaxlib", "diffrax", "jax-cosmo", "numpy", "h5py")
 
 # Sections and keys that a resumed job may have otherwise, in an edited file or by `resume --set`.
-# Devices change only rounding. Outputs are free, except the light cone, which is filled in every step.
-_OBSERVED = tuple(name for name in OPTIONAL if name != "observe.light_cone")
+# Devices change only rounding.
+_OBSERVED = tuple(f"observe.{name}" for name, output in SECTIONS.items() if output.free)
 _RANDOM = ("jax_default_prng_impl", "jax_threefry_partitionable")  # options of JAX that change random numbers
 _FREE = ("devices", "sampler.chain_devices", "output", "checks", "sampler.steps", *_OBSERVED)
 _REMEDIES = {

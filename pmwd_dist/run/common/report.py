@@ -14,10 +14,12 @@ from pydantic import BaseModel
 from pmwd_dist._files import read_bytes, read_text
 from pmwd_dist._memory import size
 from pmwd_dist.io.arrays import reading
-from pmwd_dist.report.page import write_page
+from pmwd_dist.report.chains import CAPTIONS
+from pmwd_dist.report.page import Caption, write_page
 from pmwd_dist.report.style import markup
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.folder import CONFIG, LOG, REPORT, RUN
+from pmwd_dist.run.outputs.registry import KINDS
 
 _TUNING = "tuning"
 _STAGES = {
@@ -74,7 +76,7 @@ def write_report(folder: Path) -> Path:
     versions = ", ".join(f"{name} {number}" for name, number in run.versions.items() if number)
     write_page(
         folder / REPORT,
-        [folder / name for name in names if name.endswith(".png") and _there(folder / name)],
+        [image for image in _images(folder, names) if _there(image[0])],
         title=f"{'Inference' if inference else 'Simulation'} {folder.resolve().name}",
         verdict=verdict,
         advice=[*advice, *(f"Warning: {event.message}" for event in events if event.event == "warning")],
@@ -97,6 +99,14 @@ def write_report(folder: Path) -> Path:
         config=read_text(folder / CONFIG, own=True),
     )
     return folder / REPORT
+
+
+def _images(folder: Path, names: list[str]) -> list[tuple[Path, str, Caption]]:
+    """Figures among the files of a run, with words for their redshifts and captions, in the order of the page."""
+    kinds = [(kind.at, kind.caption) for kind in sorted(KINDS, key=lambda kind: kind.rank) if kind.caption]
+    kinds += [({name: ""}.get, caption) for name, caption in CAPTIONS.items()]
+    figures = [name for name in names if name.endswith(".png")]
+    return [(folder / name, at, caption) for of, caption in kinds for name in figures if (at := of(name)) is not None]
 
 
 def _there(path: Path) -> bool:

@@ -30,11 +30,9 @@ from pmwd_dist.run.inference.memory import RUNTIME, InferenceMemory, inference_m
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSetup, build
 from pmwd_dist.run.settings.inference import CHAINS
 from pmwd_dist.run.settings.inference_sections import BIASES, COSMOLOGY
-from pmwd_dist.run.settings.light_cone import coverage_warnings, field_of_view
 from pmwd_dist.run.settings.physics import cosmology_warnings, training_warnings
 from pmwd_dist.run.settings.writing import toml_value
 from pmwd_dist.run.simulation.accuracy import convergence_warning, resolution_line
-from pmwd_dist.run.simulation.light_cone import random_offsets
 
 DATA, START = "data.npz", "start.npz"
 VERDICT = (
@@ -154,7 +152,7 @@ class InferenceJob(Job):
                 warnings += [] if coarse is None else [coarse + remedy]
         warnings += cosmology_warnings(self.settings, self.simulation)
         warnings += _of_priors(self) + _of_view(self)
-        warnings += coverage_warnings(self.settings, self.simulation.light_cone, self.simulation.cosmo)
+        warnings += [text for output in self.settings.observe.outputs for text in output.warnings(self.simulation)]
         if sampler.chains == 1:
             warnings.append("sampler.chains = 1: R-hat of one chain finds less; use 2 or more")
         if sampler.chains * sampler.steps // sampler.thin < (ess := self.settings.checks.ess):
@@ -316,10 +314,7 @@ def _maps(settings: InferenceSettings, simulation: SimulationSetup, **options: A
     cone, wanted = simulation.light_cone, settings.observe.light_cone
     assert cone is not None
     assert wanted is not None
-    view: Any = {}
-    if isinstance(cone, FlatSkyLightCone):
-        offsets = random_offsets(cone, simulation.seed) if wanted.shift else None
-        view = {"field": field_of_view(wanted, cone), "pixels": wanted.rays, "offsets": offsets}
+    view = wanted.view(cone, simulation.seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `check` returns them
         return infer.Convergence(simulation.config, simulation.cosmo, cone, wanted.sources, **view, **options)

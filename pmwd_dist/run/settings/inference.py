@@ -13,7 +13,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.observe.shells import Assignment
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
 from pmwd_dist.run.settings.inference_sections import Checks, Data, LikelihoodSection, Model, Priors, Sampler, Start
-from pmwd_dist.run.settings.simulation_sections import Settings
+from pmwd_dist.run.settings.simulation import Settings
 
 CHAINS = "chains"  # axis of the device mesh over which groups of chains are divided
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,46 +10,33 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
-from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import message
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table_to
-from pmwd_dist.cosmology.linear_power import (
-    DEFAULT,
-    check_sigma8_range,
-    interpolate_power,
-    linear_power,
-    normalised_power,
-    sigma8_of_A_s,
-)
+from pmwd_dist.cosmology.linear_power import DEFAULT, check_sigma8_range, normalised_power, sigma8_of_A_s
 from pmwd_dist.cosmology.parameters import Cosmology, parameters
-from pmwd_dist.cosmology.transfer import expected_error, outside_table
 from pmwd_dist.io.snapshot.initial import InitialConditions, find_initial_conditions
 from pmwd_dist.parallel.autotune import remembered
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
-from pmwd_dist.parallel.distributed import to_devices
 from pmwd_dist.pm.force_correction import ForceCorrection
 from pmwd_dist.pm.gravity import check_force_mesh
-from pmwd_dist.pm.modes import power_nodes, wavenumber_range
-from pmwd_dist.pm.noise import GAUSSIAN, NoiseKind
+from pmwd_dist.pm.modes import power_nodes
+from pmwd_dist.pm.noise import NoiseKind
 from pmwd_dist.pm.particles import largest
-from pmwd_dist.run.settings.light_cone import LightCone, build_light_cone, light_cone_problem
+from pmwd_dist.run.outputs.light_cone import LightCone
 from pmwd_dist.run.settings.reading import SettingsError
-from pmwd_dist.run.settings.simulation_sections import Box, Force, Settings, SimulationSettings
+from pmwd_dist.run.settings.setup import SimulationSetup, Table, power_at
+from pmwd_dist.run.settings.simulation import Settings, SimulationSettings
+from pmwd_dist.run.settings.simulation_sections import Box, Force
 from pmwd_dist.run.settings.simulation_sections import Cosmology as CosmologySettings
 from pmwd_dist.run.settings.table import read_table
 from pmwd_dist.run.settings.writing import argument_problem, toml_value
 
-_SHAPE = (0.01, 1.0)  # wavenumbers [h/Mpc] at which the shape of a table is compared
-_POWER_UNITS = "it must be in (Mpc/h)^3 with k in h/Mpc, at z = 0"
-_TILT = 0.02  # difference of spectral indices that changes the effect of f_nl by 5 % over two decades of k
 _TRAINED = {"Omega_m": (0.247, 0.371), "sigma8": (0.653, 0.98)}  # benchmarks/train_force.py
 _SIZES = (5.0, 2e4)  # usual sides of a box [Mpc/h]
 _LEAST = {"omega_m": 0.17, "omega_b": 0.03}  # between Omega h^2 and Omega of Planck
-Table = tuple[np.ndarray, np.ndarray]
 
 # Keys of the file, by the library's arguments.
 _PATHS = {
@@ -65,110 +51,6 @@ _PATHS = {
     **{name: f"time.{name}" for name in ("a_start", "a_stop", "steps", "lpt_order")},
     **{f"cosmo.{name}": f"cosmology.{name.lower()}" for name in ("Omega_m", "h", "w0", "wa", "w_table")},
 }
-
-
-@dataclass(frozen=True)
-class SimulationSetup:
-    """Simulation that is ready to run on the devices of this program.
-
-    Args:
-      power: linear P(k): k [h/Mpc] and P(k) at a = 1 [(Mpc/h)^3] from a file, or the name of a transfer function.
-      light_cone: light cone to fill during the run, or None.
-      f_nl: local primordial non-Gaussianity; None for Gaussian modes.
-      field: white noise of a file, or None.
-      potential_factor: factor of the potential, or None.
-      start: particles of a file, in place of noise and LPT, or None.
-    """
-
-    config: Config
-    cosmo: Cosmology
-    solver: str
-    power: Table | str
-    seed: int
-    light_cone: LightCone | None = None
-    kind: NoiseKind = GAUSSIAN
-    f_nl: float | None = None
-    field: np.ndarray | None = None
-    potential_factor: ForceCorrection | None = None
-    start: InitialConditions | None = None
-
-    @property
-    def noise(self) -> Array:
-        """White noise of a file, on the devices, or the key of white noise."""
-        if self.field is None:
-            return jax.random.key(self.seed)
-        dtype = np.dtype(jnp.result_type(float))
-        return to_devices(self.field.astype(dtype), self.config.decomposition.sharding)
-
-    @property
-    def table(self) -> Table | None:
-        """k [h/Mpc] and P(k) at a = 1 [(Mpc/h)^3] from a file, or None."""
-        return None if isinstance(self.power, str) else self.power
-
-    @property
-    def sigma8(self) -> float:
-        """sigma8 of the linear P(k)."""
-        if self.table is None:
-            return float(np.asarray(self.cosmo.sigma8, float))
-        return _sigma8(*self.table)
-
-    def power_warnings(self) -> list[str]:
-        """Warnings about a P(k) beyond its fit, or a table of another shape or amplitude than P(k) of the cosmology."""
-        if self.table is None:
-            return [f"[cosmology]: {text}" for text in self.transfer_warnings(self.cosmo)]
-        (k, power), warnings = self.table, list[str]()
-        inside = (k > _SHAPE[0]) & (k < _SHAPE[1])
-        if np.count_nonzero(inside) >= 8:
-            scatter = np.std(np.log(power[inside] / np.asarray(linear_power(k[inside], self.cosmo), float)))
-            if scatter > 0.1:
-                text = f"has another shape than P(k) of [cosmology]: their ratio scatters by {100 * scatter:.0f} %"
-                warnings.append(f"{text}; {_POWER_UNITS}")
-        try:
-            check_sigma8_range(k, self.cosmo)
-            expected = float(np.asarray(self.cosmo.sigma8))
-            if abs(change := self.sigma8 / expected - 1) > 0.01:
-                used = "not used" if self.potential_factor is None else "used by force.correction alone"
-                text = f"has sigma8 = {self.sigma8:.4g}, and cosmology.sigma8 is {expected:.4g}, which is {used}"
-                warnings.append(f"{text}; {_POWER_UNITS}" if abs(change) > 0.2 else text)
-        except ArgumentError as error:
-            warnings.append(f"{error.reason}: its sigma8 can't be compared with cosmology.sigma8")
-        return [f"cosmology.linear_power: {text}" for text in warnings]
-
-    @property
-    def power_error(self) -> str:
-        """Error of a transfer function at the wavenumbers of the box, for people; empty for a table."""
-        if not isinstance(self.power, str):
-            return ""
-        k = wavenumber_range(self.config.particle_shape, self.config.box_size)
-        error = expected_error(self.power, self.cosmo, k)
-        return ", not compared with CAMB here" if error is None else f", within {error:g} % of CAMB"
-
-    def transfer_warnings(self, cosmo: Cosmology) -> list[str]:
-        """Warnings about densities of a cosmology that the transfer function was not tabulated for."""
-        if self.power != "boltzmann":
-            return []
-        limit = 'the range of linear_power = "boltzmann"; P(k) was not compared with CAMB there'
-        return [f"{name} = {value:.3g} is outside of {ends}, {limit}" for name, value, ends in outside_table(cosmo)]
-
-    def tilt_warnings(self) -> list[str]:
-        """Warning about a table with another tilt than P(k) of the cosmology, which f_nl takes for transfer."""
-        if self.table is None:
-            return []
-        k = power_nodes(self.config)
-        ratio = self.linear_power(k) / np.asarray(linear_power(k, self.cosmo), float)
-        tilt = np.polyfit(np.log(k), np.log(ratio), 1)[0]
-        if abs(tilt) < _TILT:
-            return []
-        text = f"over the P(k) of [cosmology] rises as k^{tilt:.2g}, which f_nl takes for a transfer function"
-        return [f"cosmology.linear_power: {text}; set n_s, h and densities to those of the table"]
-
-    def linear_power(self, k: ArrayLike) -> np.ndarray:
-        """Linear P(k) at a = 1 [(Mpc/h)^3] at k [h/Mpc]; NaN beyond a table."""
-        k = np.asarray(k, float)
-        power = _linear_power(k, self.cosmo, self.power)
-        if self.table is None:
-            return power
-        return np.where((k >= self.table[0][0]) & (k <= self.table[0][-1]), power, np.nan)
 
 
 def cosmology_warnings(settings: Settings, simulation: SimulationSetup) -> list[str]:
@@ -243,9 +125,10 @@ def build(settings: Settings) -> SimulationSetup:
         except (OSError, ValueError) as error:
             problems.append(f"start.snapshot: {message(error)}")
         try:
-            cone = build_light_cone(settings, config, cosmo)
+            if (section := settings.observe.light_cone) is not None:
+                cone = section.build(config, cosmo, settings.shell_assignment)
         except ArgumentError as error:
-            problems.append(light_cone_problem(error))
+            problems.append(_cone_problem(error))
     if problems or config is None:
         raise SettingsError(problems)
     kind, f_nl, seed = kind_of(settings), settings.cosmology.f_nl or None, settings.noise.seed
@@ -334,6 +217,13 @@ def _translate(error: ValueError, box: Box) -> str:
     return str(error) if path is None else argument_problem(error, path)
 
 
+def _cone_problem(error: ArgumentError) -> str:
+    """Message of an error of a light cone, with the key of the file in place of the argument."""
+    if error.argument not in LightCone.model_fields:
+        return f"[observe.light_cone]: {error}"
+    return argument_problem(error, f"observe.light_cone.{error.argument}")
+
+
 def cosmology_of(settings: Settings) -> Cosmology:
     """The cosmology."""
     values = settings.cosmology
@@ -377,7 +267,7 @@ def _linear_problems(settings: Settings, cosmo: Cosmology, source: Table | str, 
     where = "[cosmology]" if name is None else f"cosmology.linear_power = {toml_value(name)}"
     k = power_nodes(config)
     try:
-        power = _linear_power(k, cosmo, source)
+        power = power_at(k, cosmo, source)
     except ArgumentError as error:
         return [f"cosmology.linear_power = {toml_value(settings.cosmology.linear_power)}: {error.reason}"]
     if not (np.isfinite(power).all() and (power > 0).all()):
@@ -390,15 +280,3 @@ def _linear_problems(settings: Settings, cosmo: Cosmology, source: Table | str, 
         moved = f"moves particles by {rms:.3g} Mpc/h (rms) at time.a_start = {config.a_start:g}"
         return [f"{where}: the linear P(k) {moved}, and at most {most:g} Mpc/h can be; is P in (Mpc/h)^3, k in h/Mpc?"]
     return []
-
-
-def _sigma8(k: np.ndarray, power: np.ndarray) -> float:
-    """sigma8 of a table."""
-    return math.sqrt(float(power[0] / normalised_power(jnp.asarray(k), jnp.asarray(power), 1.0)[0]))
-
-
-def _linear_power(k: np.ndarray, cosmo: Cosmology, source: Table | str) -> np.ndarray:
-    """Linear P(k) at a = 1, in the precision of the program."""
-    if isinstance(source, str):
-        return np.asarray(linear_power(k, cosmo, source))
-    return np.asarray(interpolate_power(jnp.asarray(k), *map(jnp.asarray, source)))

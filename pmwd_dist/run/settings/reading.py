@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from pmwd_dist._files import read_text
 from pmwd_dist.run.settings.rules import find_problems
-from pmwd_dist.run.settings.simulation_sections import Sections, Settings, SimulationSettings
+from pmwd_dist.run.settings.simulation import Sections, Settings, SimulationSettings
 from pmwd_dist.run.settings.writing import Raw, shown, toml_value
 
 Tree = dict[str, Any]

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast
 
-from pmwd_dist.run.settings.simulation_sections import Settings, SimulationSettings
+from pmwd_dist.run.outputs.registry import outputs_of
+from pmwd_dist.run.settings.simulation import Settings, SimulationSettings
 from pmwd_dist.run.settings.table import find_table_problems
 from pmwd_dist.run.settings.writing import printable, shown, toml_value
 
@@ -19,10 +20,16 @@ Problems = Iterator[str]
 
 def find_problems(settings: Settings) -> list[str]:
     """Problems that involve several keys, one line each."""
-    problems = [*_times_and_cosmology(settings), *_noise(settings), *_observables(settings)]
+    problems = [*_times_and_cosmology(settings), *_noise(settings)]
     if isinstance(settings, SimulationSettings):
+        for output in outputs_of(settings.output, settings.observe):
+            problems += output.problems(settings.box)
         problems += _outputs(settings)
     else:
+        for output in settings.observe.outputs:
+            if output.name not in settings.observables:
+                problems.append(f"[observe.{output.name}]: unknown section of an inference; leave it out")
+            problems += output.problems(settings.box)
         for part in (_data, _lensing, _model, _priors, _truth, _chains, _linear_theory):
             problems += part(cast("InferenceSettings", settings))
     if settings.cosmology.table is not None:
@@ -74,40 +81,8 @@ def _noise(settings: Settings) -> Problems:
                 yield f"noise.{name} = {shown(getattr(noise, name))}: {text}"
 
 
-def _observables(settings: Settings) -> Problems:
-    box, observe = settings.box, settings.observe
-    for name, section in observe:
-        if section is not None and name not in settings.observables:
-            yield f"[observe.{name}]: unknown section of an inference; leave it out"
-    if galaxies := observe.galaxies:
-        for name in ("b2", "bs2", "bnabla2"):
-            if getattr(galaxies, name) and galaxies.smoothing is None:
-                why = f"the operator of observe.galaxies.{name} diverges on an unsmoothed field"
-                yield f"observe.galaxies.smoothing: must be given: {why}; for example 4.0"
-        if galaxies.selection is not None and galaxies.number_density is None:
-            needed = "observe.galaxies.number_density; for example 0.001"
-            yield f"observe.galaxies.selection: is for counts, which need {needed}"
-    if (pdf := observe.pdf) and pdf.high <= pdf.low:
-        yield f"observe.pdf.high = {pdf.high}: must be greater than observe.pdf.low = {pdf.low:g}; for example 100.0"
-    nyquist = min(math.pi * n / length for n, length in zip(box.mesh, box.size, strict=True))
-    fundamental = 2 * math.pi / max(box.size)
-    first, end = "first mode of the box", "the Nyquist frequency"
-    for name, least, begin, share, words in (
-        ("multipoles", 1.0, first, 1.0, end),
-        ("galaxies", 1.0, first, 1.0, end),
-        ("bispectrum", math.sqrt(2), "first closed triangle in the box", 2 / 3, f"2/3 of {end}"),
-    ):
-        low, high, section = least * fundamental, share * nyquist, getattr(observe, name)
-        k_max = None if section is None else section.k_max
-        if k_max is not None and not low <= k_max <= high * (1 + 1e-9):
-            yield (
-                f"observe.{name}.k_max = {k_max}: must be {low:.4g} to {high:.4g} h/Mpc, from the {begin} to {words} "
-                "of the mesh; change it, or use a finer box.mesh"
-            )
-
-
 def _outputs(settings: SimulationSettings) -> Problems:
-    time, output, box = settings.time, settings.output, settings.box
+    time, output = settings.time, settings.output
     yield from _start(settings)
     low, high = 1 / time.a_stop - 1, 1 / time.a_start - 1
     slack = 1e-6 * (1 + high)
@@ -118,28 +93,23 @@ def _outputs(settings: SimulationSettings) -> Problems:
             f"output.redshifts = {shown(output.redshifts)}: {few} outside the time span, z = {high:g} to {low:g} "
             f"(a = {time.a_start:g} to {time.a_stop:g}); change output.redshifts, or time.a_start or time.a_stop"
         )
-    if output.snapshot == "gadget" and len(set(box.size)) > 1:
-        yield (
-            f'output.snapshot = "gadget": the format holds cubic boxes only, and box.size = {toml_value(box.size)}; '
-            'use "swift" or "none"'
-        )
 
 
 def _start(settings: SimulationSettings) -> Problems:
     """Rules on a start from particles: what else would make them, and what needs their linear modes."""
     if settings.start.snapshot is None:
         return
-    noise, observe = settings.noise, settings.observe
+    noise, outputs = settings.noise, settings.observe.outputs
     contradicting = {f"noise.{name}": getattr(noise, name) for name in ("nested", "fixed", "paired", "file")}
     contradicting |= {"cosmology.f_nl": settings.cosmology.f_nl}
-    contradicting |= {"noise.seed": observe.light_cone is None and noise.seed}
+    contradicting |= {"noise.seed": not any(output.of_seed for output in outputs) and noise.seed}
     for key, value in contradicting.items():
         if value:
             yield f"{key} = {shown(value)}: the particles are those of start.snapshot; leave one of them out"
-    for name in ("galaxies", "cross"):
+    for output in outputs:
         text = "needs the linear modes, which start.snapshot does not hold; leave one of them out"
-        if getattr(observe, name):
-            yield f"[observe.{name}]: {text}"
+        if output.of_modes:
+            yield f"[observe.{output.name}]: {text}"
 
 
 def _data(settings: InferenceSettings) -> Problems:

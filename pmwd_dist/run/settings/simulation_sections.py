@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from functools import reduce
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 from pmwd_dist.cosmology.linear_power import DEFAULT, TRANSFERS
 from pmwd_dist.cosmology.parameters import LARGEST_W
 from pmwd_dist.io.snapshot.base import Precision
 from pmwd_dist.io.snapshot.writer import Compression, Format
-from pmwd_dist.observe.shells import Assignment
-from pmwd_dist.parallel.decomposition import Decomposition, Shape3
 from pmwd_dist.parallel.defaults import BackendName, HaloComm, TransposeComm
-from pmwd_dist.run.settings.observables import SECTIONS, Observe
 from pmwd_dist.run.settings.section import (
     Counts,
     File,
@@ -205,7 +199,7 @@ class Devices(Section):
     )
 
 
-class Output(Section):
+class OutputSection(Section):
     """Outputs and their redshifts."""
 
     redshifts: Redshifts | None = about(
@@ -229,67 +223,3 @@ class Output(Section):
     checkpoint_every: Annotated[int | str, BeforeValidator(_interval)] = about(
         'steps between checkpoints, or a duration, such as "10 min"; 0: only when interrupted or failed', 0
     )
-
-
-Sections = Mapping[str, type[Section]]
-OPTIONAL = tuple(f"observe.{name}" for name in SECTIONS)
-
-
-class Settings(BaseModel):
-    """The sections that all files have: of simulations and of inferences."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    sections: ClassVar[Sections]  # sections by their names in the file
-    observables: ClassVar[tuple[str, ...]]  # names of the observables that the file may have
-    shell_assignment: ClassVar[Assignment]  # assignment of particles to the shells of light cones
-    example: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # values of a template in place of defaults
-
-    box: Box
-    time: Time
-    cosmology: Cosmology
-    noise: Noise
-    force: Force
-    devices: Devices
-    observe: Observe
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        own: Any = {name: field.annotation for name, field in cls.model_fields.items() if name != "observe"}
-        cls.sections = own | {f"observe.{name}": SECTIONS[name] for name in cls.observables}
-
-    def section(self, name: str) -> Section | None:
-        """The section of this name, such as "box" or "observe.pdf"; None if the file has not got it."""
-        found: Any = reduce(getattr, name.split("."), self)
-        return found
-
-    def values(self) -> dict[str, Any]:
-        """Values of all keys, such as "box.size", as JSON holds them."""
-        there = {name: section for name in self.sections if (section := self.section(name)) is not None}
-        return {f"{n}.{key}": x for n, section in there.items() for key, x in section.model_dump(mode="json").items()}
-
-    @property
-    def particle_count(self) -> int:
-        """Number of particles."""
-        return math.prod(self.box.particles or self.box.mesh)
-
-    def divide(self, shapes: Sequence[Shape3], **options: Any) -> Decomposition | None:
-        """The division of fields of these shapes over the devices; None to use devices.pdims."""
-        del shapes, options
-        return None
-
-
-class SimulationSettings(Settings):
-    """All sections of the file of a simulation."""
-
-    observables = tuple(SECTIONS)
-    shell_assignment: ClassVar[Assignment] = "nearest"
-
-    start: SimulationStart
-    output: Output
-
-    @property
-    def scale_factors(self) -> tuple[float, ...]:
-        """Scale factors of the outputs, rising."""
-        if self.output.redshifts is None:
-            return (self.time.a_stop,)
-        return tuple(sorted(1 / (1 + z) for z in self.output.redshifts))

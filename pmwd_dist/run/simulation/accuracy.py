@@ -18,14 +18,12 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.cosmology.parameters import parameters
 from pmwd_dist.cosmology.radiation import MASSLESS, N_EFF, PHOTONS
-from pmwd_dist.pm.modes import power_nodes
 from pmwd_dist.pm.solvers import FORMULAS, Formula
 from pmwd_dist.pm.time_steps import step_times
-from pmwd_dist.run.settings import SimulationSettings, SimulationSetup
+from pmwd_dist.run.settings import SimulationSetup
 
 EXACT_LINEAR_GROWTH = ("bullfrog", "fastpm")  # at any number of steps
 _STEPS_OF = {"leapfrog": "fastpm"}  # which adds the lost growth to the errors of this table
-_LARGEST_DEVIATION = 0.5  # of b1 delta: the cut of negative cells then adds about 0.5 % of galaxies
 _CONVERGED = 5.0  # error of P(k) of a model that is converged [per cent]
 
 
@@ -185,34 +183,3 @@ def _round_up(error: float) -> str:
     """One digit below 10 and whole numbers from there on; at least 0.5."""
     digit = 1.0 if error >= 1 else 0.1
     return f"{max(0.5, math.ceil(error / digit - 1e-9) * digit):g}"
-
-
-def counts_warnings(settings: SimulationSettings, simulation: SimulationSetup) -> list[str]:
-    """Warnings that many galaxies have negative weights, by the variance of the linear density at the end."""
-    galaxies, config = settings.observe.galaxies, simulation.config
-    if galaxies is None or galaxies.number_density is None:
-        return []
-    k, radius = power_nodes(config), galaxies.smoothing or 0
-    power = k**3 * simulation.linear_power(k) * np.exp(-((k * radius) ** 2)) / (2 * math.pi**2)
-    growth = float(growth_table(simulation.cosmo).D1(np.asarray(config.a_stop)))
-    deviation = abs(galaxies.b1) * growth * math.sqrt(np.trapezoid(power, np.log(k)))
-    if deviation < _LARGEST_DEVIATION:
-        return []
-    return [
-        f"observe.galaxies: b1 delta has a standard deviation of {deviation:.2g} at the end, and counts are refused "
-        f"where many cells have 1 + delta_g < 0, from about {_LARGEST_DEVIATION} on; use a larger smoothing or a "
-        "smaller b1, or leave number_density out"
-    ]
-
-
-def bias_warnings(settings: SimulationSettings) -> list[str]:
-    """Warnings that forces of a coarse mesh change the linear bias of galaxies on large scales."""
-    galaxies, box = settings.observe.galaxies, settings.box
-    fine = max(n / m for m, n in zip(box.mesh, box.particles or box.mesh, strict=True)) < 0.75
-    cell = max(side / m for m, side in zip(box.mesh, box.size, strict=True))
-    if fine or galaxies is None or galaxies.b1 == 0 or (galaxies.smoothing or 0) >= 0.99 * cell:
-        return []
-    return [
-        "observe.galaxies: with one cell a particle the bias of large scales comes out some percent above 1 + b1; "
-        "use box.mesh = 3/2 of box.particles; observe.galaxies.smoothing of a cell leaves a third of it"
-    ]

@@ -23,6 +23,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.io import checkpoint
 from pmwd_dist.io.arrays import ArrayFileError, reading
+from pmwd_dist.observe.lensing import LightCone
 from pmwd_dist.ops.momenta import pack, to_integers
 from pmwd_dist.ops.stencil import WIDTH
 from pmwd_dist.parallel import distributed
@@ -42,9 +43,9 @@ from pmwd_dist.run.common.fingerprint import identity
 from pmwd_dist.run.common.folder import Log, check_identity, start_errors
 from pmwd_dist.run.common.resources import peak_memory
 from pmwd_dist.run.common.signals import Interrupted
+from pmwd_dist.run.outputs import light_cone
+from pmwd_dist.run.outputs.writer import Writer
 from pmwd_dist.run.settings import SimulationSetup
-from pmwd_dist.run.settings.light_cone import LightCone
-from pmwd_dist.run.simulation import light_cone
 from pmwd_dist.run.simulation.halo_width import (
     expected_displacement,
     halo_width,
@@ -52,9 +53,8 @@ from pmwd_dist.run.simulation.halo_width import (
     largest_displacement,
     with_halo_of,
 )
-from pmwd_dist.run.simulation.output import write_light_cone, write_output
+from pmwd_dist.run.simulation.output import write_last, write_output
 from pmwd_dist.run.simulation.plan import SimulationJob
-from pmwd_dist.run.simulation.writer import Writer
 
 T = TypeVar("T")
 Saved = tuple[Path, dict[str, Any]]  # a checkpoint and its description
@@ -302,7 +302,7 @@ def _output_if_due(plan: SimulationJob, progress: Progress, log: Log, writer: Wr
         if progress.step == plan.steps:
             began = time.perf_counter()
             with log.naming("light cone: convergence, shear and angular power spectra"):
-                files = write_light_cone(plan, progress.shells)
+                files = write_last(plan, progress.shells)
             _log_output(log, progress.step, 1 / plan.times[-1] - 1, files, began)
 
 

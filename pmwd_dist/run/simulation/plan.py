@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self
@@ -16,29 +14,24 @@ import numpy as np
 from pmwd_dist._files import free_space, message
 from pmwd_dist._jax.profile import part
 from pmwd_dist._memory import available_memory, size
-from pmwd_dist.io.snapshot.writer import FORMATS
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import from_main
 from pmwd_dist.pm.noise import NoiseKind
 from pmwd_dist.pm.time_steps import step_times
-from pmwd_dist.report import drawing, results
+from pmwd_dist.report import drawing
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.control import Control
 from pmwd_dist.run.common.data_files import NOISE, read_files, read_noise
 from pmwd_dist.run.common.folder import Log
 from pmwd_dist.run.common.job import Job, three
-from pmwd_dist.run.settings import SettingsError, SimulationSettings, SimulationSetup, build, observables
-from pmwd_dist.run.settings.light_cone import coverage_warnings
-from pmwd_dist.run.settings.observables import MASK
+from pmwd_dist.run.outputs.base import Output
+from pmwd_dist.run.outputs.registry import figures, outputs_of
+from pmwd_dist.run.settings import SettingsError, SimulationSettings, SimulationSetup, build
 from pmwd_dist.run.settings.physics import cosmology_warnings
-from pmwd_dist.run.settings.simulation_sections import redshift_label
-from pmwd_dist.run.settings.writing import toml_value
-from pmwd_dist.run.simulation import accuracy, light_cone
+from pmwd_dist.run.simulation import accuracy
 from pmwd_dist.run.simulation.halo_width import is_automatic, with_halo_of
-from pmwd_dist.run.simulation.light_cone import shells_like
-from pmwd_dist.run.simulation.observables import shares_seen, wanted
 from pmwd_dist.run.simulation.planning import enough_devices, linear_displacement
-from pmwd_dist.run.simulation.programs import Stage, least_memory, run_memory
+from pmwd_dist.run.simulation.programs import least_memory, run_memory
 
 _GPU_BUFFER = 1 << 29  # of an output [bytes]: chunks that are written soon are still in the caches
 
@@ -62,7 +55,7 @@ class SimulationJob(Job):
           SettingsError: the settings don't fit the devices or the files.
         """
         simulation = build(settings)
-        data = _read_masks(settings, simulation) | read_noise(settings)
+        data = _read_inputs(settings, simulation) | read_noise(settings)
         simulation = replace(simulation, field=data.get(NOISE))
         times = np.asarray(step_times(simulation.cosmo, simulation.config, save=settings.scale_factors))
         return cls(settings, simulation, folder, tuple(times.tolist()), data=data)
@@ -77,27 +70,30 @@ class SimulationJob(Job):
         times = np.asarray(self.times)
         return {int(np.argmin(np.abs(times - a))): 1 / a - 1 for a in self.settings.scale_factors}
 
+    @cached_property
+    def results(self) -> tuple[Output, ...]:
+        """Kinds of files that are written."""
+        return outputs_of(self.settings.output, self.settings.observe)
+
     @property
     def steps(self) -> int:
         """Number of steps; more than time.steps if there are more outputs than that."""
         return len(self.times) - 1
 
     @cached_property
-    def stages(self) -> dict[Stage, int]:
+    def stages(self) -> dict[str, int]:
         """Memory of each device by stage of the run [bytes], from the compiled programs."""
-        config, triangles = self.simulation.config, self.settings.observe.bispectrum
+        config = self.simulation.config
         if is_automatic(config):
             config = with_halo_of(linear_displacement(self.simulation), config)
-        return run_memory(self.simulation, self.times, config, None if triangles is None else triangles.shells)
+        return run_memory(self.simulation, self.times, config, self.results)
 
     @property
     def expected_disk(self) -> int:
         """Expected size of all files [bytes]: snapshots, fields, and two checkpoints, since one may be unfinished."""
-        settings, output, cone = self.settings, self.settings.output, self.simulation.light_cone
-        counts = 0 if self.counted is None else 4 * math.prod(settings.box.mesh)
-        maps = 0 if cone is None else 4 * shells_like(cone).size
-        checkpoints = 2 * self.checkpoint_size if output.checkpoint_every else 0
-        return (self.snapshot_size + counts) * len(settings.scale_factors) + maps + checkpoints + 10_000_000
+        count = len(self.settings.scale_factors)
+        checkpoints = 2 * self.checkpoint_size if self.settings.output.checkpoint_every else 0
+        return sum(output.disk(self.simulation, count) for output in self.results) + checkpoints + 10_000_000
 
     @property
     def checkpoint_size(self) -> int:
@@ -119,62 +115,39 @@ class SimulationJob(Job):
 
         At most half of the rest; less on GPUs, whose steps take far less time than a snapshot.
         """
+        wanted = max(output.buffer(self.simulation.config) for output in self.results)
         if not resources.room().processes:
-            return min(self.snapshot_size // jax.process_count(), _GPU_BUFFER)
+            return min(wanted // jax.process_count(), _GPU_BUFFER)
         rest = available_memory()[0] - self._needed
-        return max(0, min(self.snapshot_size, rest // 2)) // jax.process_count()
-
-    @property
-    def snapshot_size(self) -> int:
-        """Size of a snapshot without compression, at most [bytes]."""
-        output = self.settings.output
-        if output.snapshot == "none":
-            return 0
-        return FORMATS[output.snapshot].of(output.precision).bytes_per_particle * self.settings.particle_count
+        return max(0, min(wanted, rest // 2)) // jax.process_count()
 
     @property
     def files(self) -> list[str]:
         """Names of the results."""
-        each = [name for z in self.outputs.values() for name in self.names_at(z) + self.snapshots_at(z)]
-        return each + self.light_cone_files
+        return [name for z in self.outputs.values() for name in self.all_names_at(z)] + self.last_names
+
+    def names_at(self, z: float) -> list[str]:
+        """Names of the files of this process at a redshift."""
+        return self._drawn([name for output in self.results for name in output.names(z)])
+
+    def all_names_at(self, z: float) -> list[str]:
+        """Names of the files of all processes at a redshift."""
+        return self._drawn([name for output in self.results for name in output.all_names(z)])
 
     @property
-    def light_cone_files(self) -> list[str]:
-        """Names of the files of the light cone, if there is one."""
-        return self._drawn(light_cone.files(self.simulation.light_cone))
+    def last_names(self) -> list[str]:
+        """Names of the files at the end."""
+        return self._drawn([name for output in self.results for name in output.last_names()])
 
     def _drawn(self, names: list[str]) -> list[str]:
         """Names without figures that are not drawn."""
         return [name for name in names if self.settings.output.figures or not name.endswith(".png")]
 
-    def names_at(self, z: float) -> list[str]:
-        """Names of the files at a redshift, without snapshots."""
-        label = redshift_label(z)
-        slab = [f"density_{label}.npz", f"density_{label}.png"] if self.settings.output.slice_thickness else []
-        tables = [f"{name}_{label}.{kind}" for name in wanted(self.settings) for kind in ("csv", "png")]
-        counts = [] if self.counted is None else [f"counts_{label}.hdf5"]
-        return self._drawn([f"power_{label}.csv", results.POWER, *slab, *tables, *counts])
-
-    def snapshots_at(self, z: float) -> list[str]:
-        """Names of the snapshots of all processes at a redshift."""
-        if self.settings.output.snapshot == "none":
-            return []
-        processes = jax.process_count()
-        numbers = [""] if processes == 1 else [f".{i}" for i in range(processes)]
-        return [f"snapshot_{redshift_label(z)}{number}.hdf5" for number in numbers]
-
-    @property
-    def counted(self) -> observables.Galaxies | None:
-        """Galaxies whose counts are drawn, if any."""
-        galaxies = self.settings.observe.galaxies
-        return None if galaxies is None or galaxies.number_density is None else galaxies
-
     def check(self) -> list[str]:
         """Warnings that memory or disk may not suffice, or that the time steps lose growth."""
         problem, *warnings = memory_problem(self)
         problems = [problem] if problem else []
-        if self.settings.output.compression is not None and find_spec("hdf5plugin") is None:
-            problems.append('output.compression = "zstd": needs hdf5plugin; install it with `pip install hdf5plugin`')
+        problems += [text for output in self.results for text in output.missing()]
         need, free = self.expected_disk, free_space(self.folder)
         if need > free:
             problems.append(
@@ -187,9 +160,8 @@ class SimulationJob(Job):
             raise SettingsError(problems)
         simulation = self.simulation
         warnings += cosmology_warnings(self.settings, simulation)
-        warnings += accuracy.bias_warnings(self.settings) + accuracy.counts_warnings(self.settings, simulation)
+        warnings += [text for output in self.results for text in output.warnings(simulation)]
         warnings += [] if simulation.start is None else [simulation.start.lattice_warning(simulation.config)]
-        warnings += coverage_warnings(self.settings, simulation.light_cone, simulation.cosmo)
         return [f"warning: {text}" for text in (*warnings, accuracy.growth_warning(simulation, self.times)) if text]
 
     def lines(self, *, here: bool = True) -> list[str]:
@@ -208,7 +180,7 @@ class SimulationJob(Job):
             f"growth      {accuracy.growth_line(self.simulation)}",
             f"output      {self.folder}: z {redshifts}; {snapshots} snapshots",
         ]
-        if names := _observed(self):
+        if names := [output.description(self.simulation) for output in settings.observe.outputs]:
             lines.append(f"observe     {', '.join(names)}")
         if here:
             lines += [self.device_line, f"expected    {self.memory_text}, {size(self.expected_disk)} of disk"]
@@ -251,29 +223,22 @@ class SimulationJob(Job):
         """Wait for the figures, and draw the ones that are missing."""
         if self.settings.output.figures:
             with part("output: waiting"):
-                drawing.finish(self.folder, self.files)
+                drawing.finish(figures(self.folder, self.files))
 
 
-def _read_masks(settings: SimulationSettings, simulation: SimulationSetup) -> dict[str, np.ndarray]:
-    """Masks of observables, by their keys.
+def _read_inputs(settings: SimulationSettings, simulation: SimulationSetup) -> dict[str, np.ndarray]:
+    """Arrays of the files that outputs need, by their keys.
 
     Raises:
-      SettingsError: a file can't be read or is no mask, or the survey of galaxies covers nothing of the box.
+      SettingsError: a file can't be read, or its values are not those that are needed.
     """
-    galaxies = settings.observe.galaxies
-    if galaxies is None:
-        return {}
-    files = {} if galaxies.mask is None else {MASK: galaxies.mask}
-    arrays, problems = read_files(files, settings.box.mesh)
-    for key, values in arrays.items():
-        if not problems and not (values.min() >= 0 and 0 < values.max() <= 1):
-            problems.append(f"{key} = {toml_value(files[key])}: must hold shares from 0 to 1, and some above 0")
-    shares = None if problems else shares_seen(galaxies, simulation.config, arrays)
-    if shares is not None and not shares.max() > 0:
-        problems.append("observe.galaxies.selection: nothing is left of it in the box, times the mask; change one")
-    if problems:
-        raise SettingsError(problems)
-    return arrays
+    found = dict[str, np.ndarray]()
+    for output in outputs_of(settings.output, settings.observe):
+        arrays, problems = read_files(output.inputs(), settings.box.mesh)
+        if problems := problems or output.input_problems(arrays, simulation.config):
+            raise SettingsError(problems)
+        found |= arrays
+    return found
 
 
 def _noise_text(settings: SimulationSettings) -> str:
@@ -286,7 +251,7 @@ def _noise_text(settings: SimulationSettings) -> str:
 
 def memory_problem(plan: SimulationJob) -> tuple[str | None, str | None]:
     """Error message if the run can't fit into memory, and warning if it may not."""
-    config, cone, memory = plan.simulation.config, plan.simulation.light_cone, resources.room()
+    config, memory = plan.simulation.config, resources.room()
     stage, arrays = "particles and mesh", least_memory(config)
     if memory.needed(arrays, config) <= memory.total:  # else nothing is compiled
         stage, arrays = max(plan.stages.items(), key=itemgetter(1))
@@ -296,10 +261,8 @@ def memory_problem(plan: SimulationJob) -> tuple[str | None, str | None]:
         return None, None if need <= memory.free else f"{text}{size(memory.free)} free: it may be killed"
     remedies = [f"set {pool}"] if (pool := resources.larger_pool(arrays)) else []
     count = None
-    if stage == "a step" and cone is not None:
-        remedies.append("use fewer edges or pixels of observe.light_cone")
-    elif stage == "the bispectrum":
-        remedies.append("use fewer observe.bispectrum.shells")
+    if own := [output.remedy for output in plan.results if output.stage == stage]:
+        remedies += own
     else:
         remedies += ["use time.lpt_order = 2"] if stage == "the initial conditions" and config.lpt_order == 3 else []
         if not memory.processes:
@@ -308,12 +271,3 @@ def memory_problem(plan: SimulationJob) -> tuple[str | None, str | None]:
     remedies.append("use a smaller mesh")
     remedies.append(f"{count} such devices" if count else f"more {'machines' if memory.processes else 'devices'}")
     return f"box.mesh: {text}{size(memory.total)}; {', '.join(remedies[:-1])}, or {remedies[-1]}", None
-
-
-def _observed(plan: SimulationJob) -> list[str]:
-    """Names of the observables."""
-    names = [name for name, section in plan.settings.observe if section is not None and name != "light_cone"]
-    if (cone := plan.simulation.light_cone) is not None:
-        count, (near, far) = len(cone.edges) - 1, (cone.edges[0], cone.edges[-1])
-        names.append(f"light cone of {count} shell{'s' * (count > 1)} from {near:.4g} to {far:.4g} Mpc/h")
-    return names

@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from pmwd_dist.cosmology import growth, linear_power
 from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology, parameters
 from pmwd_dist.observe import power
+from pmwd_dist.observe.lensing import LightCone
 from pmwd_dist.pm import time_steps
 from pmwd_dist.pm.modes import power_nodes
 from pmwd_dist.pm.noise import NoiseKind
@@ -29,13 +30,11 @@ from pmwd_dist.pm.solvers import FORMULAS
 from pmwd_dist.pm.status import successful
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.run.common import resources
+from pmwd_dist.run.outputs import light_cone
+from pmwd_dist.run.outputs.base import Output
 from pmwd_dist.run.settings import SimulationSettings, SimulationSetup
-from pmwd_dist.run.settings.light_cone import LightCone
 from pmwd_dist.run.settings.physics import config_of, correction_of, cosmology_of, kind_of
-from pmwd_dist.run.simulation import light_cone
 from pmwd_dist.run.simulation.halo_width import is_automatic
-
-Stage = Literal["the initial conditions", "a step", "P(k)", "the bispectrum"]
 
 
 def compile_ahead(settings: SimulationSettings) -> None:
@@ -114,23 +113,20 @@ def lowered_power(config: Config) -> Lowered:
 
 
 def run_memory(
-    simulation: SimulationSetup, times: Sequence[float], config: Config, shells: int | None
-) -> dict[Stage, int]:
+    simulation: SimulationSetup, times: Sequence[float], config: Config, outputs: Sequence[Output] = ()
+) -> dict[str, int]:
     """Memory of each device by stage of a run on the current devices [bytes], by XLA's plans of its programs.
 
-    `config` has the expected halo. `shells` are those of a bispectrum, if one is measured.
+    `config` has the expected halo.
     """
     table, cone = table_like(config, simulation.cosmo), simulation.light_cone
     of_file, f_nl = simulation.field is not None, simulation.f_nl is not None
     step = lowered_step(config, table, simulation.solver, len(times), cone, simulation.potential_factor)
-    stages: dict[Stage, int] = {"a step": resources.planned(step.compile()), "P(k)": power_memory(config)}
+    stages = {"a step": resources.planned(step.compile()), "P(k)": power_memory(config)}
     if simulation.start is None:
         initial = lowered_initial(simulation.config, table, simulation.kind, of_file=of_file, f_nl=f_nl)
         stages["the initial conditions"] = resources.planned(initial.compile())
-    if shells is not None:  # a field for each, beside the particles
-        numbers = 6 * math.prod(config.particle_shape) + (shells + 6) * math.prod(config.mesh_shape)
-        stages["the bispectrum"] = numbers * vectors_like(config).dtype.itemsize // config.decomposition.size
-    return stages
+    return stages | {output.stage: memory for output in outputs if (memory := output.memory(config))}
 
 
 def power_memory(config: Config) -> int:

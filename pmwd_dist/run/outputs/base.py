@@ -1,0 +1,284 @@
+"""The class of all outputs of a run, and the state of a simulation that they measure."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from jax import Array
+
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.growth import growth_table_to
+from pmwd_dist.pm.modes import linear_modes
+from pmwd_dist.pm.noise import noise_of
+from pmwd_dist.pm.particles import Particles
+from pmwd_dist.pm.status import SimulationError
+from pmwd_dist.report.drawing import Drawing
+from pmwd_dist.report.page import Caption
+from pmwd_dist.report.style import titled
+from pmwd_dist.report.tables import Table, read_table, write_table
+from pmwd_dist.run.outputs.writer import Writer
+from pmwd_dist.run.settings.section import Section
+from pmwd_dist.run.settings.setup import SimulationSetup
+from pmwd_dist.run.settings.simulation_sections import Box, redshift_label
+
+Arrays = Mapping[str, np.ndarray]  # of files, by the keys of the settings that name them
+Figures = dict[Path, Callable[[], Drawing]]  # by the paths of the figures
+RESTORE = "restore it from a copy, or run again in another folder"
+MPC3, PER_MPC = "(Mpc/h)^3", "h/Mpc"
+
+
+@dataclass
+class View:
+    """State of a simulation at an output.
+
+    Args:
+      simulation: the simulation with the halo of its settings, since redshifts move particles beyond a halo that was
+        chosen for their displacements.
+      config: its configuration with the halo that is in use.
+      rest: particles at scale factor a, whose momenta are integers.
+      moving: function that returns the particles with momenta in Mpc/h, 12 bytes a particle more.
+      a, z: scale factor and redshift.
+      data: arrays of the files that the settings name.
+      density: 1 + delta, shape mesh_shape; None once all outputs are measured.
+    """
+
+    simulation: SimulationSetup
+    config: Config
+    rest: Particles
+    moving: Callable[[], Particles]
+    a: float
+    z: float
+    data: Arrays
+    density: Any
+
+    @cached_property
+    def particles(self) -> Particles:
+        """Particles with momenta in Mpc/h."""
+        return self.moving()
+
+    @property
+    def title(self) -> str:
+        """Redshift, for titles."""
+        return f"z = {abs(round(1 / self.a - 1, 4)):g}"
+
+    def growth(self, k: Any) -> Array:
+        """Linear growth factor at wavenumbers [h/Mpc]."""
+        return growth_table_to(2, self.simulation.cosmo).linear(k, self.a)[0]
+
+    def linear_modes(self) -> Array:
+        """The linear modes, made again from their seed: a run does not keep them."""
+        run = self.simulation
+        noise = noise_of(run.noise, run.config, run.kind)
+        return linear_modes(noise, run.cosmo, run.config, linear_power=run.power, f_nl=run.f_nl)
+
+
+class Output(Section):
+    """A kind of files that a run writes at each redshift or at its end; fields are the keys of its section.
+
+    Args:
+      name: section in [observe], if there is one, and beginning of the names of files.
+      suffix: suffix of the data at a redshift.
+      figure: name of the only figure of a run; empty where each redshift has one.
+      caption: caption of the figures in a report, whose order is that of `rank`, then that of the registry.
+      free: whether the keys may change when a run is resumed.
+      of_modes: whether it needs the linear modes.
+      of_seed: whether it depends on the seed beside the particles.
+      stage: stage of a run that needs more memory with this output; `remedy` reduces it.
+    """
+
+    name: ClassVar[str]
+    suffix: ClassVar[str] = ""
+    figure: ClassVar[str] = ""
+    caption: ClassVar[Caption | None] = None
+    rank: ClassVar[int] = 0
+    free: ClassVar[bool] = True
+    of_modes: ClassVar[bool] = False
+    of_seed: ClassVar[bool] = False
+    stage: ClassVar[str] = ""
+    remedy: ClassVar[str] = ""
+
+    def problems(self, box: Box) -> Iterator[str]:
+        """Problems of the keys, also with a box; one line each."""
+        del box
+        yield from ()
+
+    def missing(self) -> list[str]:
+        """Problems of this machine, such as a package that is not installed."""
+        return []
+
+    def inputs(self) -> dict[str, str]:
+        """Files of arrays on the mesh, by key."""
+        return {}
+
+    def input_problems(self, arrays: Arrays, config: Config) -> list[str]:
+        """Problems of the arrays of `inputs`."""
+        del arrays, config
+        return []
+
+    def warnings(self, simulation: SimulationSetup) -> list[str]:
+        """Warnings before the run."""
+        del simulation
+        return []
+
+    def description(self, simulation: SimulationSetup) -> str:
+        """Description in the first lines of a run."""
+        del simulation
+        return self.name
+
+    def names(self, z: float) -> list[str]:
+        """Names of the files of this process at a redshift, in order."""
+        del z
+        return []
+
+    def all_names(self, z: float) -> list[str]:
+        """Names of the files of all processes at a redshift."""
+        return self.names(z)
+
+    def last_names(self) -> list[str]:
+        """Names of the files at the end of the run."""
+        return []
+
+    def disk(self, simulation: SimulationSetup, count: int) -> int:
+        """Size of all large files with outputs at `count` redshifts [bytes]."""
+        del simulation, count
+        return 0
+
+    def buffer(self, config: Config) -> int:
+        """Largest memory of the host, of all processes, for files that are written beside steps [bytes]."""
+        del config
+        return 0
+
+    def memory(self, config: Config) -> int:
+        """Memory of each device while it is measured, the particles included, where that is a stage [bytes]."""
+        del config
+        return 0
+
+    def measure(self, view: View) -> Any:
+        """Values at a redshift, on the host. Collective.
+
+        Raises:
+          SimulationError: they are not finite.
+        """
+        del view
+
+    def write(self, folder: Path, z: float, values: Any) -> None:
+        """Write the values of `measure` at a redshift, on process 0."""
+
+    def write_divided(self, folder: Path, view: View, writer: Writer) -> None:
+        """Write what is divided over devices, without the density of the view. Collective."""
+
+    def write_last(self, folder: Path, simulation: SimulationSetup, shells: Array) -> None:
+        """Write the files at the end of a run, whose light cone has these shells. Collective."""
+
+    @classmethod
+    def draw(cls, path: Path) -> Drawing:
+        """Read a file with data, or a folder where `figure` is the only one of a run, for its figure.
+
+        Raises:
+          ValueError: the data are damaged.
+          OSError: they can't be read.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def file(cls, z: float, suffix: str) -> str:
+        """Name of a file at a redshift."""
+        return f"{cls.name}_{redshift_label(z)}.{suffix}"
+
+    @classmethod
+    def redshift(cls, name: str) -> float | None:
+        """Redshift of a file of this output; None for other files."""
+        stem, _, suffix = name.rpartition(".")
+        try:
+            z = float(stem.removeprefix(f"{cls.name}_z"))
+        except ValueError:
+            return None
+        return z if name == cls.file(z, suffix) and math.isfinite(z) else None
+
+    @classmethod
+    def at(cls, name: str) -> str | None:
+        """Words for the redshift of a figure in its caption; None for figures of other outputs."""
+        if cls.figure:
+            return "" if name == cls.figure else None
+        return None if (z := cls.redshift(name)) is None else f" at z = {z:g}"
+
+    @classmethod
+    def data(cls, folder: Path) -> list[tuple[float, Path]]:
+        """Redshifts and paths of the data in a folder."""
+        found = ((cls.redshift(path.name), path) for path in sorted(folder.glob(f"{cls.name}_z*.{cls.suffix}")))
+        return [(z, path) for z, path in found if z is not None]
+
+    @classmethod
+    def figures(cls, folder: Path) -> Figures:
+        """Figures of the data in a folder."""
+        data = cls.data(folder) if cls.caption else []
+        if cls.figure:
+            return {folder / cls.figure: partial(cls.draw, folder)} if data else {}
+        return {path.with_suffix(".png"): partial(cls.draw, path) for _, path in data}
+
+
+class TableOutput(Output):
+    """A table and its figure at each redshift."""
+
+    suffix = "csv"
+
+    @abstractmethod
+    def measure(self, view: View) -> Table:
+        """The table. Collective."""
+
+    @classmethod
+    @abstractmethod
+    def plot(cls, table: Table) -> Drawing:
+        """The figure of a table; KeyError if a column is missing."""
+
+    def names(self, z: float) -> list[str]:
+        """Names of table and figure."""
+        return [self.file(z, "csv"), self.file(z, "png")]
+
+    def write(self, folder: Path, z: float, values: Table) -> None:
+        """Write the table."""
+        write_table(folder / self.file(z, "csv"), values)
+
+    @classmethod
+    def draw(cls, path: Path) -> Drawing:
+        """Read the table for its figure, with its title."""
+        table = read_table(path)
+        try:
+            return partial(titled, cls.plot(table), table.title, 14)
+        except KeyError as error:
+            raise ValueError(f"{path}: has no column {error}") from error
+
+
+def check_finite(values: np.ndarray, what: str, cause: str) -> None:
+    """Raise SimulationError unless all values are finite."""
+    if not np.isfinite(values).all():
+        remedy = 'set devices.halo to "auto" or to more cells'
+        raise SimulationError(f"{what} is not finite: a displacement {cause}; {remedy}")
+
+
+def k_max_problems(
+    output: Output,
+    k_max: float | None,
+    box: Box,
+    lowest: tuple[float, str] = (1.0, "first mode of the box"),
+    highest: tuple[float, str] = (1.0, "the Nyquist frequency"),
+) -> Iterator[str]:
+    """Problem of a largest wavenumber outside of a range.
+
+    `lowest` and `highest` are the ends of the range: numbers of fundamental modes and of Nyquist frequencies of the
+    mesh, and their names.
+    """
+    nyquist = min(math.pi * n / length for n, length in zip(box.mesh, box.size, strict=True))
+    low, high = lowest[0] * 2 * math.pi / max(box.size), highest[0] * nyquist
+    if k_max is not None and not low <= k_max <= high * (1 + 1e-9):
+        yield (
+            f"observe.{output.name}.k_max = {k_max}: must be {low:.4g} to {high:.4g} h/Mpc, from the {lowest[1]} to "
+            f"{highest[1]} of the mesh; change it, or use a finer box.mesh"
+        )

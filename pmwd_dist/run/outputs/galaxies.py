@@ -1,0 +1,277 @@
+"""Galaxies by Lagrangian bias: multipoles of their power, and their counts in cells."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from pydantic import AfterValidator
+
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.growth import growth_table
+from pmwd_dist.observe.bias import LagrangianBias, bias_weights, tracer_density
+from pmwd_dist.observe.counts import MAX_CUT, expected_counts, negative_shares, weighted_overdensity
+from pmwd_dist.observe.interlacing import interlaced_density
+from pmwd_dist.observe.multipoles import kaiser_multipoles, power_multipoles
+from pmwd_dist.observe.redshift_space import redshift_space
+from pmwd_dist.pm.modes import power_nodes
+from pmwd_dist.pm.particles import Particles
+from pmwd_dist.pm.status import SimulationError
+from pmwd_dist.report.page import Caption
+from pmwd_dist.report.tables import Table
+from pmwd_dist.run.outputs.base import Arrays, Drawing, Output, TableOutput, View, k_max_problems
+from pmwd_dist.run.outputs.fields import write_fields
+from pmwd_dist.run.outputs.multipoles import K_MAX, POLES, SHOT_NOISE, Axis, Multipoles, poles_table
+from pmwd_dist.run.outputs.writer import Writer
+from pmwd_dist.run.settings.section import File, Pairs, about
+from pmwd_dist.run.settings.setup import SimulationSetup
+from pmwd_dist.run.settings.simulation_sections import Box
+from pmwd_dist.run.settings.writing import toml_value
+
+_MASK = "observe.galaxies.mask"
+_BIAS: Any = {"ge": -1e4, "le": 1e4}
+_LARGEST_DEVIATION = 0.5  # of b1 delta: the cut of negative cells then adds about 0.5 % of galaxies
+
+
+def _selection(pairs: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+    if not pairs or any(a[0] >= b[0] for a, b in itertools.pairwise(pairs)):
+        raise ValueError("must be pairs [distance, share] whose distances ascend")
+    if min(distance for distance, _ in pairs) < 0:
+        raise ValueError("must have distances of 0 or more")
+    if not all(0 <= share <= 1 for _, share in pairs):
+        raise ValueError("must have shares from 0 to 1")
+    return pairs
+
+
+class Galaxies(TableOutput):
+    """Galaxies by Lagrangian bias, at each output: multipoles of their power, and their counts in cells."""
+
+    name = "galaxies"
+    of_modes = True
+    caption = Caption(
+        "Multipoles of galaxies",
+        "k times the multipoles of the galaxies, with the scatter of the modes, and Kaiser's linear theory (dashed). "
+        "The power holds no shot noise; with a number density its scatter is in the errors.",
+        "agreement at small k. Nonlinear growth raises the monopole at large k, and smoothing of the bias lowers it.",
+    )
+
+    b1: float = about("linear bias; on large scales galaxies have (1 + b1)^2 times the power of matter", 1.0, **_BIAS)
+    b2: float = about("bias of delta^2", 0.0, **_BIAS)
+    bs2: float = about("bias of the squared tidal field s^2", 0.0, **_BIAS)
+    bnabla2: float = about("bias of the Laplacian of delta [(Mpc/h)^2]", 0.0, **_BIAS)
+    smoothing: float | None = about(
+        "radius of a Gaussian filter on the linear field [Mpc/h]; needed by b2, bs2 and bnabla2",
+        None,
+        4.0,
+        gt=0,
+        le=1e5,
+    )
+    redshift_space: bool = about("move the galaxies by their redshifts", True)
+    line_of_sight: Axis = about("axis of the redshifts and of the selection: x, y or z", "z")
+    number_density: float | None = about(
+        "mean number of galaxies where the selection is 1 [(h/Mpc)^3]: counts in cells are drawn; default: none",
+        None,
+        1e-3,
+        gt=0,
+        le=1e6,
+    )
+    selection: Annotated[Pairs, AfterValidator(_selection)] | None = about(
+        "shares that a survey sees, [distance, share] with the distance from the lower side of the box along the line "
+        "of sight [Mpc/h]; linear in between, constant beyond; default: all",
+        None,
+        [[0.0, 1.0], [200.0, 0.3]],
+    )
+    mask: File | None = about(
+        'file with the share of each cell that a survey sees, .npy or "file.h5:/dataset", of the shape of the mesh; '
+        "path relative to this file; default: all",
+        None,
+        "survey.h5:/mask",
+    )
+    k_max: float | None = K_MAX
+
+    def problems(self, box: Box) -> Iterator[str]:
+        """Operators that diverge, a selection without counts, a largest wavenumber outside of the mesh's."""
+        for name in ("b2", "bs2", "bnabla2"):
+            if getattr(self, name) and self.smoothing is None:
+                why = f"the operator of observe.galaxies.{name} diverges on an unsmoothed field"
+                yield f"observe.galaxies.smoothing: must be given: {why}; for example 4.0"
+        if self.selection is not None and self.number_density is None:
+            needed = "observe.galaxies.number_density; for example 0.001"
+            yield f"observe.galaxies.selection: is for counts, which need {needed}"
+        yield from k_max_problems(self, self.k_max, box)
+
+    def inputs(self) -> dict[str, str]:
+        """The file of the mask."""
+        return {} if self.mask is None else {_MASK: self.mask}
+
+    def input_problems(self, arrays: Arrays, config: Config) -> list[str]:
+        """A mask that holds no shares, or leaves nothing of the selection."""
+        for values in arrays.values():
+            if not (values.min() >= 0 and 0 < values.max() <= 1):
+                return [f"{_MASK} = {toml_value(self.mask)}: must hold shares from 0 to 1, and some above 0"]
+        shares = self.shares_seen(config, arrays)
+        if shares is None or shares.max() > 0:
+            return []
+        return ["observe.galaxies.selection: nothing is left of it in the box, times the mask; change one"]
+
+    def warnings(self, simulation: SimulationSetup) -> list[str]:
+        """Warning that forces of a coarse mesh change the linear bias of galaxies on large scales."""
+        config = simulation.config
+        fine = max(n / m for m, n in zip(config.mesh_shape, config.particle_shape, strict=True)) < 0.75
+        if fine or self.b1 == 0 or (self.smoothing or 0) >= 0.99 * max(config.cell_size):
+            return []
+        return [
+            "observe.galaxies: with one cell a particle the bias of large scales comes out some percent above 1 + b1; "
+            "use box.mesh = 3/2 of box.particles; observe.galaxies.smoothing of a cell leaves a third of it"
+        ]
+
+    def measure(self, view: View) -> Table:
+        """Multipoles with their scatter and linear theory."""
+        simulation, a = view.simulation, view.a
+        config, cosmo = simulation.config, simulation.cosmo
+        axis = self.line_of_sight if self.redshift_space else None
+        particles, weights = self.tracers(view)
+        field = interlaced_density(particles, config, weights=weights)
+        weight = self.weight(config, view.data)
+        noise, scatter = (0.0 if self.number_density is None else 1 / self.number_density), 1.0
+        if weight is not None:
+            field = weighted_overdensity(field, weight, config)
+            mean, squares, fourth = (float(jnp.mean(weight**power)) for power in (1, 2, 4))
+            noise, scatter = noise * mean / squares, math.sqrt(fourth) / squares
+        measured = power_multipoles(field, config, line_of_sight=self.line_of_sight, poles=POLES)
+        radius = self.smoothing or 0.0
+
+        @jax.jit
+        def bias(k: Array) -> Array:
+            return 1 + (self.b1 - self.bnabla2 * k**2) * jnp.exp(-(k**2) * radius**2 / 2)
+
+        options: Any = {"bias": bias, "a": a, "line_of_sight": axis, "poles": POLES}
+        theory = kaiser_multipoles(simulation.linear_power, cosmo, config, **options)
+        where = f"in redshift space along {axis}" if axis else "in real space"
+        table = poles_table(self, view, f"galaxies of Lagrangian b1 = {self.b1:g} {where}", measured, theory, noise)
+        # Modes of a part of the box are fewer (Feldman, Kaiser & Peacock 1994, eq. 2.4.5).
+        columns = {name: x * scatter if name.startswith("error") else x for name, x in table.columns.items()}
+        return replace(table, columns=columns, note=SHOT_NOISE.format("in"))
+
+    @classmethod
+    def plot(cls, table: Table) -> Drawing:
+        """Multipoles with linear theory."""
+        return Multipoles.plot(table)
+
+    def tracers(self, view: View) -> tuple[Particles, Array]:
+        """Particles, in redshift space if the section says so, and their weights as galaxies."""
+        simulation, particles, a = view.simulation, view.particles, view.a
+        config, cosmo = simulation.config, simulation.cosmo
+        bias = LagrangianBias(self.b1, self.b2, self.bs2, self.bnabla2)
+        weights = bias_weights(view.linear_modes(), bias, cosmo, config, smoothing=self.smoothing, a=a)
+        if self.redshift_space:
+            particles = redshift_space(particles, cosmo, config, line_of_sight=self.line_of_sight, a=a)
+        return particles, weights
+
+    def shares_seen(self, config: Config, data: Arrays) -> np.ndarray | None:
+        """Shares that the survey sees, selection times mask, to be broadcast to the mesh; None if it sees all."""
+        mask = data.get(_MASK)
+        if self.selection is None and mask is None:
+            return None
+        shares = np.ones((1, 1, 1))
+        if self.selection is not None:
+            axis = "xyz".index(self.line_of_sight)
+            distance, share = np.asarray(self.selection, float).T
+            positions = np.arange(config.mesh_shape[axis]) * config.cell_size[axis]
+            shares = np.interp(positions, distance, share).reshape([-1 if i == axis else 1 for i in range(3)])
+        return shares if mask is None else shares * mask
+
+    def weight(self, config: Config, data: Arrays) -> Array | None:
+        """`shares_seen` on the mesh."""
+        shares = self.shares_seen(config, data)
+        if shares is None:
+            return None
+        shares = np.broadcast_to(shares.astype(jnp.result_type(float)), config.mesh_shape)
+        return jax.device_put(shares, config.decomposition.sharding)
+
+
+class Counts(Output):
+    """Galaxies in each cell, at each output: Poisson numbers of the section [observe.galaxies]."""
+
+    name = "counts"
+
+    galaxies: Galaxies
+
+    @classmethod
+    def of(cls, galaxies: Galaxies | None) -> Self | None:
+        """The counts of galaxies that have a number density."""
+        return None if galaxies is None or galaxies.number_density is None else cls(galaxies=galaxies)
+
+    def warnings(self, simulation: SimulationSetup) -> list[str]:
+        """Warning that many galaxies have negative weights, by the variance of the linear density at the end."""
+        config, galaxies = simulation.config, self.galaxies
+        k, radius = power_nodes(config), galaxies.smoothing or 0
+        power = k**3 * simulation.linear_power(k) * np.exp(-((k * radius) ** 2)) / (2 * math.pi**2)
+        growth = float(growth_table(simulation.cosmo).D1(np.asarray(config.a_stop)))
+        deviation = abs(galaxies.b1) * growth * math.sqrt(np.trapezoid(power, np.log(k)))
+        if deviation < _LARGEST_DEVIATION:
+            return []
+        return [
+            f"observe.galaxies: b1 delta has a standard deviation of {deviation:.2g} at the end, and counts are "
+            f"refused where many cells have 1 + delta_g < 0, from about {_LARGEST_DEVIATION} on; use a larger "
+            "smoothing or a smaller b1, or leave number_density out"
+        ]
+
+    def names(self, z: float) -> list[str]:
+        """Name of the counts."""
+        return [self.file(z, "hdf5")]
+
+    def disk(self, simulation: SimulationSetup, count: int) -> int:
+        """Size of the numbers."""
+        return 4 * count * math.prod(simulation.config.mesh_shape)
+
+    def write_divided(self, folder: Path, view: View, writer: Writer) -> None:
+        """Draw the counts, and write them.
+
+        Raises:
+          SimulationError: the density of the galaxies is negative in so many cells that the counts lose power.
+        """
+        del writer
+        counts = self._draw(view), {"axes": "cells along x, y, z", "window": "cloud-in-cell"}
+        about = {"box_size": view.config.box_size, "units": "Mpc/h", "z": view.z}
+        write_fields(folder / self.file(view.z, "hdf5"), {"counts": counts}, about)
+
+    def _draw(self, view: View) -> Array:
+        """Integers from the Poisson distributions of the rates, shape mesh_shape."""
+        config, galaxies = view.simulation.config, self.galaxies
+        field = tracer_density(*galaxies.tracers(view), config)
+        cells, lost = map(float, negative_shares(field))
+        if lost > MAX_CUT:
+            share = f"1 + delta_g is negative in {100 * cells:.2g} % of the cells, and P(k) of counts would be too low"
+            remedy = f"{self._smoothing(view)} or a smaller b1, or leave number_density out; then resume"
+            raise SimulationError(f"observe.galaxies at {view.title}: {share}; {remedy}")
+        weight = galaxies.weight(config, view.data)
+        selection = 1.0 if weight is None else weight
+        rate = expected_counts(field, config, number_density=galaxies.number_density or 0.0, selection=selection)
+        # By the output's time, too: the galaxies of two outputs are drawn independently.
+        key = jax.random.fold_in(jax.random.key(view.simulation.seed), np.float32(view.a).view(np.uint32))
+        return _poisson(key, rate, config)
+
+    def _smoothing(self, view: View) -> str:
+        """Advice to set a smoothing that leaves few cells negative, tried in steps of a half; empty without one."""
+        config = view.simulation.config
+        radius = self.galaxies.smoothing or max(config.cell_size) / 1.5
+        while (radius := float(f"{1.5 * radius:.2g}")) < min(config.box_size) / 4:
+            smoother = self.galaxies.model_copy(update={"smoothing": radius})
+            if float(negative_shares(tracer_density(*smoother.tracers(view), config))[1]) <= MAX_CUT / 2:
+                return f"set observe.galaxies.smoothing = {radius:g},"
+        return "set"
+
+
+@partial(jax.jit, static_argnames="config")
+def _poisson(key: Array, rate: Array, config: Config) -> Array:
+    return config.decomposition.constrain(jax.random.poisson(key, rate, dtype=jnp.int32))

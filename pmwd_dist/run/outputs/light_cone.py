@@ -1,0 +1,336 @@
+"""The light cone of a run: filled step by step, written with the lensing by it at the end."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import NamedSharding
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.distance import comoving_distance
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.parameters import Cosmology
+from pmwd_dist.io.snapshot import content
+from pmwd_dist.observe import lensing
+from pmwd_dist.observe.angular_power import AngularPower, angular_power, limber_power
+from pmwd_dist.observe.flat_sky import ACROSS, FlatSkyLightCone
+from pmwd_dist.observe.healpix import pixel_count
+from pmwd_dist.observe.power import mean
+from pmwd_dist.observe.shells import Assignment, checked_observer
+from pmwd_dist.observe.sphere import SphericalLightCone
+from pmwd_dist.parallel import distributed
+from pmwd_dist.parallel.distributed import raise_on_all_processes
+from pmwd_dist.pm.particles import ExactParticles
+from pmwd_dist.pm.status import Code, SimulationError
+from pmwd_dist.pm.stepping import host
+from pmwd_dist.pm.stepping.forward import Epoch
+from pmwd_dist.pm.stepping.host import StepSchedule
+from pmwd_dist.pm.stepping.step import MidStep, undo_half_drift
+from pmwd_dist.report.fields import lensed_maps
+from pmwd_dist.report.page import Caption
+from pmwd_dist.report.tables import Table, read_table, write_table
+from pmwd_dist.run.outputs.base import Drawing, Figures, Output
+from pmwd_dist.run.outputs.fields import write_fields
+from pmwd_dist.run.outputs.multipoles import Axis
+from pmwd_dist.run.settings.section import Listed, Three, about, one_or_several
+from pmwd_dist.run.settings.setup import SimulationSetup
+
+_MAPS, _POWER = "light_cone.hdf5", "convergence_power.csv"
+_WIDEST = 10.0  # field of view that is chosen where none is given [degrees]
+_LARGEST_NSIDE = 1024  # of harmonics, which take longer than the simulation on larger spheres
+
+
+def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
+    if len(values) < 2 or any(a >= b for a, b in itertools.pairwise(values)):
+        raise ValueError("must be two or more numbers that ascend")
+    return values
+
+
+_Distance = Annotated[float, Field(ge=0, le=1e6)]
+_Source = Annotated[float, Field(gt=0, le=1000)]
+
+
+class LightCone(Output):
+    """The past light cone, filled during the run, and the lensing by it, at the end of the run."""
+
+    name = "light_cone"
+    figure = "convergence.png"
+    rank = 1
+    free = False  # it is filled in every step
+    of_seed = True
+    stage = "a step"
+    remedy = "use fewer edges or pixels of observe.light_cone"
+    caption = Caption(
+        "Weak lensing",
+        "Convergence by the light cone for each source, with the shear as sticks on a flat sky, and its angular power "
+        "spectra with linear theory (dashed), which has the window of the pixels and lacks waves that the box or the "
+        "particles cannot hold.",
+        "spectra that follow linear theory at small multipoles within their scatter, and exceed it at larger ones by "
+        "nonlinear growth and shot noise; sticks around peaks.",
+    )
+
+    sky: Literal["flat", "sphere"] = about("flat: the observer looks along an axis; sphere: in all directions", "flat")
+    line_of_sight: Axis = about("axis along which the observer looks on a flat sky", "z")
+    sources: Annotated[tuple[_Source, ...], BeforeValidator(one_or_several)] = about(
+        "redshifts of lensed sources; one or several", (1.0,), 1.0
+    )
+    edges: Annotated[tuple[_Distance, ...], Listed, AfterValidator(_ascending)] | None = about(
+        "comoving distances between which the shells lie [Mpc/h]; default: shells of half a box, out to the sources",
+        None,
+        [0.0, 500.0, 1000.0],
+    )
+    observer: Annotated[tuple[_Distance, _Distance, _Distance], Three] | None = about(
+        "place of the observer in the box [Mpc/h]; default: the lower side along the line of sight, or the centre for "
+        "a sphere",
+        None,
+        [0.0, 0.0, 0.0],
+    )
+    pixels: int | None = about("pixels along a side of a plane of a flat sky; default: twice the mesh", None, 256, ge=1)
+    field: float | None = about(
+        "side of the field of view on a flat sky [degrees]; default: the box at the last shell, at most 10",
+        None,
+        5.0,
+        ge=1e-3,
+        le=90,
+    )
+    rays: int = about("rays along each side of the field of view", 256, ge=4, le=1 << 15)
+    shift: bool = about("shift each repetition of the box at random on a flat sky, for the lensing", True)
+    nside: int = about("pixels along the side of a HEALPix base pixel, of a sphere", 128, ge=1, le=1 << 13)
+
+    def build(self, config: Config, cosmo: Cosmology, assignment: Assignment) -> lensing.LightCone:
+        """The light cone of these keys.
+
+        Raises:
+          ArgumentError: an argument out of its range, or shells or sources beyond the time span.
+        """
+        table = growth_table(cosmo)
+        if max(self.sources) > (first := 1 / config.a_start - 1):
+            constraint = f"reach beyond the start of the run, z = {first:g}"
+            raise ArgumentError(
+                "sources", list(self.sources), constraint, "use nearer sources, or an earlier time.a_start"
+            )
+        edges = self.edges or _default_edges(self.sources, table, config)
+        if self.sky == "sphere":
+            cone: lensing.LightCone = SphericalLightCone(
+                config, edges, self.nside, observer=self.observer, shell_assignment=assignment
+            )
+        else:
+            cone = self._flat(config, edges, assignment)
+        cone.check(table)
+        distance = float(comoving_distance(1 / (1 + min(self.sources)), table))
+        if distance <= cone.edges[0]:
+            constraint = f"at {distance:.4g} Mpc/h is nearer than the nearest shell, from {cone.edges[0]:g} Mpc/h on"
+            raise ArgumentError("sources", min(self.sources), constraint, "use farther sources or nearer shells")
+        return cone
+
+    def _flat(self, config: Config, edges: tuple[float, ...], assignment: Assignment) -> FlatSkyLightCone:
+        observer = checked_observer((0.0, 0.0, 0.0) if self.observer is None else self.observer, config.box_size)
+        axis = self.line_of_sight
+        pixels = tuple(2 * config.mesh_shape[i] for i in ACROSS[axis]) if self.pixels is None else self.pixels
+        place: Any = {"observer": observer["xyz".index(axis)], "line_of_sight": axis}
+        cone = FlatSkyLightCone(config, edges, pixels=pixels, **place, shell_assignment=assignment)
+        for i, parts in enumerate(config.decomposition.pdims):
+            config.decomposition.check_axis((self.rays, self.rays, 1), i, parts, "rays")
+        return cone
+
+    def view(self, cone: lensing.LightCone, seed: int) -> dict[str, Any]:
+        """Arguments of the lensing by a flat sky: field of view [degrees], rays, random shifts; empty for a sphere."""
+        if not isinstance(cone, FlatSkyLightCone):
+            return {}
+        side = min(_WIDEST, math.degrees(min(cone.sides) / cone.edges[-1])) if self.field is None else self.field
+        return {"field": side, "pixels": self.rays, "offsets": random_offsets(cone, seed) if self.shift else None}
+
+    def warnings(self, simulation: SimulationSetup) -> list[str]:
+        """Warnings about sources for which the shells leave out a part of the lensing weight."""
+        cone: Any = simulation.light_cone
+        found = (lensing.coverage_warning(cone, growth_table(simulation.cosmo), z) for z in self.sources)
+        return [f"observe.light_cone.edges: {text}" for text in found if text is not None]
+
+    def description(self, simulation: SimulationSetup) -> str:
+        """Number and distances of the shells."""
+        cone: Any = simulation.light_cone
+        count, near, far = len(cone.edges) - 1, cone.edges[0], cone.edges[-1]
+        return f"light cone of {count} shell{'s' * (count > 1)} from {near:.4g} to {far:.4g} Mpc/h"
+
+    @property
+    def _has_harmonics(self) -> bool:
+        """Whether shear and spectra are computed."""
+        return self.sky == "flat" or self.nside <= _LARGEST_NSIDE
+
+    def last_names(self) -> list[str]:
+        """Names of maps, spectra and figure."""
+        return [_MAPS, *([_POWER] if self._has_harmonics else []), self.figure]
+
+    def disk(self, simulation: SimulationSetup, count: int) -> int:
+        """Size of the shells."""
+        del count
+        cone: Any = simulation.light_cone
+        return 4 * shells_like(cone).size
+
+    def write_last(self, folder: Path, simulation: SimulationSetup, shells: Array) -> None:
+        """Write the shells, and the convergence, shear and spectra of each source.
+
+        Raises:
+          SimulationError: the maps are not finite.
+          OSError, SharedError: a file can't be written.
+        """
+        cone: Any = simulation.light_cone
+        view = self.view(cone, simulation.seed)
+        about: dict[str, Any] = {"sources": self.sources, "edges": cone.edges, "box_size": cone.config.box_size}
+        if isinstance(cone, FlatSkyLightCone):
+            place = tuple(cone.observer if i == cone.along else 0.0 for i in range(3))
+            about |= {"sky": "flat", "observer": place, "line_of_sight": cone.line_of_sight, "field": view["field"]}
+        else:
+            about |= {"sky": "sphere", "observer": cone.observer, "nside": cone.nside, "ordering": "RING"}
+        fields = self._lens(shells, simulation, view)
+        if not np.isfinite(np.asarray(fields["convergence"])).all():
+            raise SimulationError(
+                "the light cone is not finite: a displacement exceeds 100 Mpc/h; use a smaller sigma8"
+            )
+        pieces = {"mass": (shells, {"unit": "mass of a particle", "axes": "shell, pixels"})}
+        for name, values in fields.items():
+            pieces[name] = values, {"axes": "source, " + ("component, " * (name == "shear")) + "pixels"}
+        about["units"] = "edges, box_size, observer: Mpc/h; field: degrees"
+        write_fields(folder / _MAPS, pieces, about)
+        table = self._spectra(fields["convergence"], simulation, view.get("field")) if self._has_harmonics else None
+        with raise_on_all_processes():
+            if distributed.is_main() and table is not None:
+                write_table(folder / _POWER, table)
+
+    def _lens(self, shells: Array, simulation: SimulationSetup, view: dict[str, Any]) -> dict[str, Array]:
+        """Maps of the convergence and, where it has harmonics, of the shear of all sources, on every device."""
+        cone: Any = simulation.light_cone
+        functions: dict[str, Any] = {"convergence": lensing.convergence}
+        if self._has_harmonics:
+            functions["shear"] = lensing.shear
+
+        def lens(shells: Array) -> dict[str, Array]:
+            return {
+                name: jnp.stack([function(shells, simulation.cosmo, cone, source=z, **view) for z in self.sources])
+                for name, function in functions.items()
+            }
+
+        return jax.jit(lens, out_shardings=cone.config.decomposition.replicated)(shells)
+
+    def _spectra(self, maps: Array, simulation: SimulationSetup, side: float | None) -> Table:
+        """C_l of each map, its Gaussian scatter, and C_l of linear theory with the windows of the maps."""
+        cone: Any = simulation.light_cone
+        columns: dict[str, np.ndarray] = {}
+        for z, values in zip(self.sources, maps, strict=True):
+            found = angular_power(values, side=side)
+            found = found if side is not None else _binned(found)
+            some = np.asarray(found.modes) > 0
+            ell, power, modes = (np.asarray(x, float)[some] for x in (found.ell, found.power, found.modes))
+            # A table ends where nothing is simulated.
+            linear = limber_power(
+                ell, lambda k: np.nan_to_num(simulation.linear_power(k)), simulation.cosmo, cone.edges, z, cone=cone
+            )
+            columns |= {"l": ell, "modes": modes, f"C_l z={z:g}": power}
+            columns |= {f"error z={z:g}": power * np.sqrt(2 / modes), f"linear z={z:g}": np.asarray(linear, float)}
+        where = "the whole sky" if side is None else f"a field of {side:.4g} degrees"
+        note = (
+            "linear: with the window of the pixels, for waves that fit into the box and on the lattice of the particles"
+        )
+        return Table(f"convergence of {where}", columns, {}, note)
+
+    @classmethod
+    def figures(cls, folder: Path) -> Figures:
+        """The figure of the maps, if there are any."""
+        return {folder / cls.figure: partial(cls.draw, folder)} if (folder / _MAPS).is_file() else {}
+
+    @classmethod
+    def draw(cls, path: Path) -> Drawing:
+        """Convergence of each source, and its power."""
+        table = read_table(path / _POWER) if (path / _POWER).is_file() else None
+        with content.opened(path / _MAPS) as file:
+            maps, sources = _maps(file, "convergence"), content.values(file, "sources").tolist()
+            side = float(content.values(file, "field")[0]) if file.attrs.get("sky") == "flat" else None
+            gamma = _maps(file, "shear") if side is not None and content.has(file, "shear") else None
+        names, columns = [f"$z = {z:g}$" for z in sources], [f"z={z:g}" for z in sources]
+        spectra, linear = list[Any](), list[np.ndarray]()
+        if table is not None:
+            of_maps = {"ell": table["l"], "modes": table["modes"]}
+            spectra = [SimpleNamespace(power=table[f"C_l {name}"], **of_maps) for name in columns]
+            linear = [table[f"linear {name}"] for name in columns]
+        return partial(lensed_maps, names, maps, shear=gamma, field=side, spectra=spectra, linear=linear)
+
+
+def empty(cone: lensing.LightCone) -> Array:
+    """The shells of a light cone before the first step."""
+    like = shells_like(cone)
+    return jax.jit(lambda: jnp.zeros(like.shape, like.dtype), out_shardings=like.sharding)()
+
+
+def shells_like(cone: lensing.LightCone) -> jax.ShapeDtypeStruct:
+    """Shape, type and sharding of the shells of a light cone."""
+    pixels = cone.pixels if isinstance(cone, FlatSkyLightCone) else (pixel_count(cone.nside),)
+    sharding = NamedSharding(cone.config.decomposition.mesh, cone.spec)
+    return jax.ShapeDtypeStruct((len(cone.edges) - 1, *pixels), np.dtype(jnp.result_type(float)), sharding=sharding)
+
+
+@partial(jax.jit, static_argnames=("cone", "config"), donate_argnames=("particles", "shells"))
+def advance_and_see(
+    particles: ExactParticles,
+    shells: Array,
+    motion: MidStep,
+    schedule: StepSchedule,
+    done: Any,
+    cone: lensing.LightCone,
+    config: Config,
+) -> tuple[MidStep, Array]:
+    """One step of `host.advance`, and the shells with the particles that the light cone crosses in it.
+
+    The halo of the config is for forces; the light cone has a halo of its own. Particles and shells are donated;
+    `motion` is the rest of the state of the step, with particles=().
+    """
+    before = motion._replace(particles=particles)
+    after = host.advance(before, schedule, done, config)
+    start, end = (Epoch(schedule.times[done + i], undo_half_drift(m, config)) for i, m in enumerate((before, after)))
+    seen = cone(start, end, schedule.table)
+    shells = shells + jnp.where(after.status.code == Code.SUCCESSFUL, seen, 0)
+    sharding: Any = shells_like(cone).sharding
+    return after, jax.lax.with_sharding_constraint(shells, sharding)
+
+
+def random_offsets(cone: FlatSkyLightCone, seed: int) -> np.ndarray:
+    """Shifts of the shells across the line of sight, the same for all shells of one repetition of the box [Mpc/h]."""
+    depth = cone.config.box_size[cone.along]
+    middle = (np.asarray(cone.edges[1:]) + np.asarray(cone.edges[:-1])) / 2
+    repetition = np.floor((middle + cone.observer) / depth).astype(int)
+    shifts = np.random.default_rng(seed).uniform(0, cone.sides, (repetition.max() + 1, 2))
+    return shifts[repetition]
+
+
+def _default_edges(sources: tuple[float, ...], table: GrowthTable, config: Config) -> tuple[float, ...]:
+    """Shells of half a box, the last one thinner, from the end of the run out to the farthest source."""
+    ends = np.asarray(comoving_distance(np.array([config.a_stop, 1 / (1 + max(sources))]), table), float)
+    width = min(config.box_size) / 2
+    near, far = (round(max(float(end), 0.0), 3) for end in ends)  # the same on all devices, whose last digits differ
+    inner = near + width * np.arange(max(1, math.ceil((far - near) / width - 0.05)))
+    return (*map(float, inner), far)
+
+
+def _binned(power: AngularPower) -> AngularPower:
+    """A spectrum of each l from 2 on in bins of a tenth, as means over the modes; some bins at small l are empty."""
+    ell, values, modes = (np.asarray(x, float)[2:] for x in (power.ell, power.power, power.modes))
+    index = np.floor(np.log(ell / 2) / np.log(1.1)).astype(int)
+    count = jnp.asarray(np.bincount(index, modes))
+    ell, values = (mean(jnp.asarray(np.bincount(index, modes * x)), count) for x in (ell, values))
+    return AngularPower(ell, values, count)
+
+
+def _maps(file: content.File, name: str) -> np.ndarray:
+    data = content.member(file, name, content.DATASET)
+    content.check_storage(data, name)
+    return content.rows(data, 0, None).astype(float)

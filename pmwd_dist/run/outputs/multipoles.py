@@ -1,0 +1,111 @@
+"""Multipoles of the power of matter in redshift space, and what tables of multipoles have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import numpy as np
+
+from pmwd_dist.observe import multipoles as observed
+from pmwd_dist.observe.interlacing import interlaced_density
+from pmwd_dist.observe.power import shot_noise
+from pmwd_dist.observe.redshift_space import redshift_space
+from pmwd_dist.report import plot
+from pmwd_dist.report.page import Caption
+from pmwd_dist.report.tables import Table
+from pmwd_dist.run.outputs.base import MPC3, PER_MPC, Drawing, TableOutput, View, check_finite, k_max_problems
+from pmwd_dist.run.settings.section import about
+from pmwd_dist.run.settings.simulation_sections import Box
+
+Axis = Literal["x", "y", "z"]
+POLES = (0, 2, 4)
+SHOT_NOISE = "P0 holds no shot noise: a Poisson sample of the field has P0 + shot noise; its scatter is {} the errors"
+# Interlaced spectra are right to 0.4 % of the monopole up to there.
+K_MAX: Any = about(
+    "largest wavenumber of the table [h/Mpc]; default: 0.95 of the Nyquist frequency of the mesh", None, 0.5, gt=0
+)
+
+
+class Multipoles(TableOutput):
+    """Multipoles of the power of matter in redshift space, at each output."""
+
+    name = "multipoles"
+    caption = Caption(
+        "Multipoles of matter in redshift space",
+        "k times the multipoles, with the scatter of the modes, and Kaiser's linear theory (dashed).",
+        "agreement at small k. Random velocities lower the quadrupole at larger k, down to negative values.",
+    )
+
+    line_of_sight: Axis = about("axis along which redshifts move the particles: x, y or z", "z")
+    k_max: float | None = K_MAX
+
+    def problems(self, box: Box) -> Iterator[str]:
+        """A largest wavenumber outside of the mesh's."""
+        return k_max_problems(self, self.k_max, box)
+
+    def measure(self, view: View) -> Table:
+        """Multipoles with their scatter and linear theory."""
+        simulation, a, axis = view.simulation, view.a, self.line_of_sight
+        config = simulation.config
+        moved = redshift_space(view.particles, simulation.cosmo, config, line_of_sight=axis, a=a)
+        options: Any = {"line_of_sight": axis, "poles": POLES}
+        measured = observed.power_multipoles(interlaced_density(moved, config), config, **options)
+        theory = observed.kaiser_multipoles(simulation.linear_power, simulation.cosmo, config, a=a, **options)
+        table = poles_table(self, view, f"matter in redshift space along {axis}", measured, theory, 0.0)
+        table.columns["shot noise"][:] = shot_noise(config)  # of random particles; ours begin on a lattice
+        return replace(table, note=SHOT_NOISE.format("not in"))
+
+    @classmethod
+    def plot(cls, table: Table) -> Drawing:
+        """Multipoles with linear theory."""
+        measured, linear = (
+            SimpleNamespace(
+                k=table["k"], modes=table["modes"], poles=POLES, power=[table[f"{kind}P{pole}"] for pole in POLES]
+            )
+            for kind in ("", "linear ")
+        )
+        return partial(plot.multipoles, measured, linear, error=[table[f"error of P{pole}"] for pole in POLES])
+
+
+def poles_table(
+    output: Any, view: View, title: str, measured: observed.Multipoles, theory: observed.Multipoles, noise: float
+) -> Table:
+    """Multipoles, the scatter of their modes and linear theory; without empty bins, and those beyond k_max."""
+    config = view.simulation.config
+    power, modes = np.asarray(measured.power, float), np.asarray(measured.modes, float)
+    largest = 0.95 * math.pi / max(config.cell_size) if output.k_max is None else output.k_max
+    some = (modes > 0) & (np.asarray(measured.k) <= largest)
+    columns = {"k": np.asarray(measured.k, float)}
+    columns |= {f"P{pole}": row for pole, row in zip(POLES, power, strict=True)}
+    linear = np.asarray(theory.power, float)
+    # The angles of linear theory with the amplitude that was measured: quadrupoles of few modes are noise.
+    shape = linear / np.where(linear[:1] > 0, linear[:1], 1)
+    errors = _scatter(power[:1] * np.where(np.isfinite(shape), shape, 0), np.maximum(modes, 1), noise)
+    columns |= {f"error of P{pole}": row for pole, row in zip(POLES, errors, strict=True)}
+    columns["modes"] = modes
+    columns |= {f"linear P{pole}": row for pole, row in zip(POLES, linear, strict=True)}
+    columns["shot noise"] = np.full_like(modes, noise)
+    units = {name: MPC3 for name in columns if name != "modes"} | {"k": PER_MPC}
+    columns = {name: values[some] for name, values in columns.items()}
+    check_finite(columns["P0"], f"observe.{output.name} at z = {view.z:g}", "by redshift exceeds the halo")
+    return Table(f"{title}, {view.title}", columns, units)
+
+
+def _scatter(power: np.ndarray, modes: np.ndarray, noise: float) -> np.ndarray:
+    """Standard deviations of the multipoles of Gaussian fields (Taruya et al. 2010, eq. C4): (poles, bins).
+
+    A mode and its conjugate count twice but scatter as one.
+    """
+    mu, weights = np.polynomial.legendre.leggauss(16)
+    legendre = [np.polynomial.legendre.Legendre.basis(pole)(mu)[:, None] for pole in POLES]
+    of_mu = sum(row * values for row, values in zip(power, legendre, strict=True)) + noise
+    rows = [
+        (2 * pole + 1) * np.sqrt(2 / modes * (weights[:, None] / 2 * (of_mu * values) ** 2).sum(0))
+        for pole, values in zip(POLES, legendre, strict=True)
+    ]
+    return np.stack(rows)

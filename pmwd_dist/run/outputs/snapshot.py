@@ -1,0 +1,76 @@
+"""Snapshots of the particles at each redshift."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Self
+
+import jax
+
+from pmwd_dist._jax.profile import part
+from pmwd_dist.config import Config
+from pmwd_dist.io.snapshot import writer as snapshots
+from pmwd_dist.io.snapshot.base import Precision
+from pmwd_dist.run.outputs.base import Output, View
+from pmwd_dist.run.outputs.writer import Writer
+from pmwd_dist.run.settings.setup import SimulationSetup
+from pmwd_dist.run.settings.simulation_sections import Box, OutputSection
+from pmwd_dist.run.settings.writing import toml_value
+
+
+class Snapshot(Output):
+    """Particles, at each output; written while the next steps go on."""
+
+    name = "snapshot"
+
+    format: snapshots.Format
+    precision: Precision | None
+    compression: snapshots.Compression | None
+
+    @classmethod
+    def of(cls, section: OutputSection) -> Self | None:
+        """The snapshots of [output], if it has any."""
+        if section.snapshot == "none":
+            return None
+        return cls(format=section.snapshot, precision=section.precision, compression=section.compression)
+
+    def problems(self, box: Box) -> Iterator[str]:
+        """A box that the format does not hold."""
+        if self.format == "gadget" and len(set(box.size)) > 1:
+            yield (
+                f'output.snapshot = "gadget": the format holds cubic boxes only, and box.size = '
+                f'{toml_value(box.size)}; use "swift" or "none"'
+            )
+
+    def missing(self) -> list[str]:
+        """A compression that is not installed."""
+        if self.compression is None or find_spec("hdf5plugin") is not None:
+            return []
+        return ['output.compression = "zstd": needs hdf5plugin; install it with `pip install hdf5plugin`']
+
+    def names(self, z: float) -> list[str]:
+        """Name of the file of this process."""
+        return [self.all_names(z)[jax.process_index()]]
+
+    def all_names(self, z: float) -> list[str]:
+        """Names of the files of all processes."""
+        count = jax.process_count()
+        return [self.file(z, suffix) for suffix in (["hdf5"] if count == 1 else [f"{i}.hdf5" for i in range(count)])]
+
+    def disk(self, simulation: SimulationSetup, count: int) -> int:
+        """Size without compression, at most."""
+        return count * self.buffer(simulation.config)
+
+    def buffer(self, config: Config) -> int:
+        """Size of a snapshot."""
+        return snapshots.FORMATS[self.format].of(self.precision).bytes_per_particle * math.prod(config.particle_shape)
+
+    def write_divided(self, folder: Path, view: View, writer: Writer) -> None:
+        """Copy the particles to the host, for the writer."""
+        options = {"format": self.format, "precision": self.precision, "compression": self.compression}
+        with part("output: copying"):
+            snapshot = snapshots.Snapshot(view.particles, view.simulation.cosmo, view.config, view.a, **options)
+            writer.write(snapshot, folder / self.file(view.z, "hdf5"))

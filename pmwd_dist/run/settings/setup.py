@@ -1,0 +1,145 @@
+"""A simulation that is ready to run: its Config, cosmology, solver and linear P(k), and warnings about them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.linear_power import check_sigma8_range, interpolate_power, linear_power, normalised_power
+from pmwd_dist.cosmology.parameters import Cosmology
+from pmwd_dist.cosmology.transfer import expected_error, outside_table
+from pmwd_dist.io.snapshot.initial import InitialConditions
+from pmwd_dist.observe.lensing import LightCone
+from pmwd_dist.parallel.distributed import to_devices
+from pmwd_dist.pm.force_correction import ForceCorrection
+from pmwd_dist.pm.modes import power_nodes, wavenumber_range
+from pmwd_dist.pm.noise import GAUSSIAN, NoiseKind
+
+_SHAPE = (0.01, 1.0)  # wavenumbers [h/Mpc] at which the shape of a table is compared
+_POWER_UNITS = "it must be in (Mpc/h)^3 with k in h/Mpc, at z = 0"
+_TILT = 0.02  # difference of spectral indices that changes the effect of f_nl by 5 % over two decades of k
+Table = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class SimulationSetup:
+    """Simulation that is ready to run on the devices of this program.
+
+    Args:
+      power: linear P(k): k [h/Mpc] and P(k) at a = 1 [(Mpc/h)^3] from a file, or the name of a transfer function.
+      light_cone: light cone to fill during the run, or None.
+      f_nl: local primordial non-Gaussianity; None for Gaussian modes.
+      field: white noise of a file, or None.
+      potential_factor: factor of the potential, or None.
+      start: particles of a file, in place of noise and LPT, or None.
+    """
+
+    config: Config
+    cosmo: Cosmology
+    solver: str
+    power: Table | str
+    seed: int
+    light_cone: LightCone | None = None
+    kind: NoiseKind = GAUSSIAN
+    f_nl: float | None = None
+    field: np.ndarray | None = None
+    potential_factor: ForceCorrection | None = None
+    start: InitialConditions | None = None
+
+    @property
+    def noise(self) -> Array:
+        """White noise of a file, on the devices, or the key of white noise."""
+        if self.field is None:
+            return jax.random.key(self.seed)
+        dtype = np.dtype(jnp.result_type(float))
+        return to_devices(self.field.astype(dtype), self.config.decomposition.sharding)
+
+    @property
+    def table(self) -> Table | None:
+        """k [h/Mpc] and P(k) at a = 1 [(Mpc/h)^3] from a file, or None."""
+        return None if isinstance(self.power, str) else self.power
+
+    @property
+    def sigma8(self) -> float:
+        """sigma8 of the linear P(k)."""
+        if self.table is None:
+            return float(np.asarray(self.cosmo.sigma8, float))
+        return _sigma8(*self.table)
+
+    def power_warnings(self) -> list[str]:
+        """Warnings about a P(k) beyond its fit, or a table of another shape or amplitude than P(k) of the cosmology."""
+        if self.table is None:
+            return [f"[cosmology]: {text}" for text in self.transfer_warnings(self.cosmo)]
+        (k, power), warnings = self.table, list[str]()
+        inside = (k > _SHAPE[0]) & (k < _SHAPE[1])
+        if np.count_nonzero(inside) >= 8:
+            scatter = np.std(np.log(power[inside] / np.asarray(linear_power(k[inside], self.cosmo), float)))
+            if scatter > 0.1:
+                text = f"has another shape than P(k) of [cosmology]: their ratio scatters by {100 * scatter:.0f} %"
+                warnings.append(f"{text}; {_POWER_UNITS}")
+        try:
+            check_sigma8_range(k, self.cosmo)
+            expected = float(np.asarray(self.cosmo.sigma8))
+            if abs(change := self.sigma8 / expected - 1) > 0.01:
+                used = "not used" if self.potential_factor is None else "used by force.correction alone"
+                text = f"has sigma8 = {self.sigma8:.4g}, and cosmology.sigma8 is {expected:.4g}, which is {used}"
+                warnings.append(f"{text}; {_POWER_UNITS}" if abs(change) > 0.2 else text)
+        except ArgumentError as error:
+            warnings.append(f"{error.reason}: its sigma8 can't be compared with cosmology.sigma8")
+        return [f"cosmology.linear_power: {text}" for text in warnings]
+
+    @property
+    def power_error(self) -> str:
+        """Error of a transfer function at the wavenumbers of the box, for people; empty for a table."""
+        if not isinstance(self.power, str):
+            return ""
+        k = wavenumber_range(self.config.particle_shape, self.config.box_size)
+        error = expected_error(self.power, self.cosmo, k)
+        return ", not compared with CAMB here" if error is None else f", within {error:g} % of CAMB"
+
+    def transfer_warnings(self, cosmo: Cosmology) -> list[str]:
+        """Warnings about densities of a cosmology that the transfer function was not tabulated for."""
+        if self.power != "boltzmann":
+            return []
+        limit = 'the range of linear_power = "boltzmann"; P(k) was not compared with CAMB there'
+        return [f"{name} = {value:.3g} is outside of {ends}, {limit}" for name, value, ends in outside_table(cosmo)]
+
+    def tilt_warnings(self) -> list[str]:
+        """Warning about a table with another tilt than P(k) of the cosmology, which f_nl takes for transfer."""
+        if self.table is None:
+            return []
+        k = power_nodes(self.config)
+        ratio = self.linear_power(k) / np.asarray(linear_power(k, self.cosmo), float)
+        tilt = np.polyfit(np.log(k), np.log(ratio), 1)[0]
+        if abs(tilt) < _TILT:
+            return []
+        text = f"over the P(k) of [cosmology] rises as k^{tilt:.2g}, which f_nl takes for a transfer function"
+        return [f"cosmology.linear_power: {text}; set n_s, h and densities to those of the table"]
+
+    def linear_power(self, k: ArrayLike) -> np.ndarray:
+        """Linear P(k) at a = 1 [(Mpc/h)^3] at k [h/Mpc]; NaN beyond a table."""
+        k = np.asarray(k, float)
+        power = power_at(k, self.cosmo, self.power)
+        if self.table is None:
+            return power
+        return np.where((k >= self.table[0][0]) & (k <= self.table[0][-1]), power, np.nan)
+
+
+def _sigma8(k: np.ndarray, power: np.ndarray) -> float:
+    """sigma8 of a table."""
+    return math.sqrt(float(power[0] / normalised_power(jnp.asarray(k), jnp.asarray(power), 1.0)[0]))
+
+
+def power_at(k: np.ndarray, cosmo: Cosmology, source: Table | str) -> np.ndarray:
+    """Linear P(k) at a = 1, in the precision of the program."""
+    if isinstance(source, str):
+        return np.asarray(linear_power(k, cosmo, source))
+    return np.asarray(interpolate_power(jnp.asarray(k), *map(jnp.asarray, source)))
