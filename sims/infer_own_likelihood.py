@@ -5,7 +5,6 @@ python sims/infer_own_likelihood.py        # 1 min of CPU time
 
 import tempfile
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax_cosmo
@@ -15,7 +14,7 @@ import pmwd_dist as pmd
 from pmwd_dist import infer
 
 
-class StudentT(eqx.Module):
+class StudentT(infer.Likelihood):
     """Noise of a width in each cell, with four degrees of freedom."""
 
     width: float

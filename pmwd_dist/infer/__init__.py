@@ -18,12 +18,15 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.infer.chain.export import as_arviz as as_arviz
     from pmwd_dist.infer.chain.export import as_getdist as as_getdist
     from pmwd_dist.infer.chain.folder import load_chain as load_chain
+    from pmwd_dist.infer.forward import ForwardModel as ForwardModel
     from pmwd_dist.infer.forward import LinearField as LinearField
+    from pmwd_dist.infer.forward import Observable as Observable
     from pmwd_dist.infer.forward import Simulation as Simulation
     from pmwd_dist.infer.galaxies import LagrangianGalaxies as LagrangianGalaxies
     from pmwd_dist.infer.lensing import Convergence as Convergence
     from pmwd_dist.infer.lensing import ShapeNoise as ShapeNoise
     from pmwd_dist.infer.likelihoods import Gaussian as Gaussian
+    from pmwd_dist.infer.likelihoods import Likelihood as Likelihood
     from pmwd_dist.infer.likelihoods import Poisson as Poisson
     from pmwd_dist.infer.model import Model as Model
     from pmwd_dist.infer.model import Posterior as Posterior

@@ -1,20 +1,22 @@
 """Forward models: from white noise and parameters to a field on the mesh, such as the density of galaxies.
 
 A forward model is a function (noise, parameters) -> field, or -> (field, status), with the field in units of its mean.
-The classes of this module also have a method `response`, the linear response to the noise, for preconditioning.
+As a subclass of `ForwardModel` it also has a linear response to the noise, for preconditioning, and a layout.
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, replace
+from dataclasses import KW_ONLY
 from numbers import Real
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
@@ -48,16 +50,100 @@ from pmwd_dist.pm.potential_factor import PotentialFactor
 from pmwd_dist.pm.status import Status
 
 Gravity = Literal["nbody", "lpt"]
-Observable = Callable[[Particles, Array, Mapping[str, ArrayLike], GrowthTable, Config], Array]
 
 
 class ForwardModel(eqx.Module):
+    """A function of white noise and parameters, in a simulation of one configuration. Abstract.
+
+    Attributes:
+      config: configuration of the simulation.
+      names: names of the parameters that need a prior.
+      optional: names of the parameters that it uses where they have a prior.
+    """
+
+    config: eqx.AbstractVar[Config]
+    optional: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def __call__(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> Any:
+        """The field in units of its mean, or the field and the status of the simulation."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters that need a prior."""
+        return ()
+
+    @property
+    def layout(self) -> tuple[tuple[int, ...], NamedSharding]:
+        """Shape of the field, and its division over devices; by default those of the mesh."""
+        return self.config.mesh_shape, self.config.decomposition.sharding
+
+    def response(self, parameters: Mapping[str, ArrayLike]) -> Array | None:
+        """Real ratio of the modes of the field to the modes of the noise in linear theory; None: unknown."""
+        del parameters
+        return None
+
+    @property
+    def along(self) -> int | None:
+        """Axis of the box along which the field is a sum, and modes differ in how they are seen; None: no axis."""
+        return None
+
+
+class Observable(eqx.Module):
+    """A field on the mesh, observed in a simulation. Abstract.
+
+    Attributes:
+      line_of_sight: axis of redshift distortions, as in `LinearField`; None: real space.
+    """
+
+    line_of_sight = None  # without a type, so that a field of a subclass may replace it
+
+    @abstractmethod
+    def __call__(
+        self,
+        particles: Particles,
+        modes: Array,
+        parameters: Mapping[str, ArrayLike],
+        table: GrowthTable,
+        config: Config,
+    ) -> Array:
+        """The field in units of its mean, from particles at `config.a_stop` and linear modes."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters that need a prior."""
+        return ()
+
+    def linear_bias(self, parameters: Mapping[str, ArrayLike]) -> Any:
+        """Eulerian bias of long waves; by default the one of matter."""
+        del parameters
+        return 1.0
+
+    def with_power(self, linear_power: Any) -> Observable:
+        """The observable of a simulation with this linear P(k)."""
+        del linear_power
+        return self
+
+
+class Function(ForwardModel):
+    """A function of (noise, parameters) as a forward model."""
+
+    config: Config = eqx.field(static=True)
+    function: Callable[..., Any]
+
+    def __call__(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> Any:
+        """The result of the function."""
+        return self.function(noise, parameters)
+
+
+class CosmologicalModel(ForwardModel):
     """Cosmology and linear P(k) of a forward model.
 
     A table of P(k) is scaled to sigma8, sampled or of the cosmology, if `normalise` is true. Parameters that are not
     sampled are those of the cosmology.
     """
 
+    optional: ClassVar[tuple[str, ...]] = (*COSMOLOGY, "f_nl")
     config: Config = eqx.field(static=True)
     cosmo: Cosmology | GrowthTable
     _: KW_ONLY
@@ -109,7 +195,7 @@ class ForwardModel(eqx.Module):
         return modes.real, table
 
 
-class LinearField(ForwardModel):
+class LinearField(CosmologicalModel):
     """Galaxies in linear theory: 1 + (b + f mu^2) D1 delta, linear and Gaussian in the noise (Kaiser 1987).
 
     Args:
@@ -137,6 +223,11 @@ class LinearField(ForwardModel):
         if self.line_of_sight is not None:
             self.line_of_sight = direction(self.line_of_sight)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Name of the bias, if it is a parameter."""
+        return _names(self.bias)
+
     def __call__(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> Float[Array, "nx ny nz"]:
         """Density of galaxies, in units of the mean, on the lattice of the noise."""
         modes, table = self.linear_modes(noise, parameters)
@@ -152,7 +243,7 @@ class LinearField(ForwardModel):
         return kaiser_factor(value_of(self.bias, parameters), table, self.config, self.line_of_sight)
 
 
-class Simulation(ForwardModel):
+class Simulation(CosmologicalModel):
     """Particles evolved by gravity, and an observable of them.
 
     Args:
@@ -161,7 +252,7 @@ class Simulation(ForwardModel):
       gravity: "nbody", the default, or "lpt" for the particles of `lpt` at a_stop.
       bias: linear Eulerian bias, a number or the name of a parameter: the field is 1 + bias delta; default: 1.
       observable: function of (particles, linear modes, parameters, growth table, config) that gives a field on the mesh
-        in units of its mean, such as `LagrangianGalaxies`; default: the biased density.
+        in units of its mean, or an `Observable` such as `LagrangianGalaxies`; default: the biased density.
       linear_power: linear P(k), as in `linear_modes`.
       normalise: whether to scale a table of P(k) to sigma8, sampled or of the cosmology.
       solver: solver, as in `nbody`.
@@ -171,7 +262,7 @@ class Simulation(ForwardModel):
     _: KW_ONLY
     gravity: Gravity = eqx.field(static=True, default="nbody")
     bias: str | float = eqx.field(static=True, default=1.0)
-    observable: Observable | None = eqx.field(static=True, default=None)
+    observable: Callable[..., Array] | None = eqx.field(static=True, default=None)
     solver: Any = eqx.field(static=True, default=None)
     potential_factor: PotentialFactor | None = None
 
@@ -180,6 +271,11 @@ class Simulation(ForwardModel):
         if self.gravity not in get_args(Gravity):
             constraint = 'must be "nbody" or "lpt"'
             raise ArgumentError("gravity", self.gravity, constraint, "for linear theory use LinearField")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the bias parameters."""
+        return *_names(self.bias), *(self.observable.names if isinstance(self.observable, Observable) else ())
 
     def __call__(
         self, noise: Array, parameters: Mapping[str, ArrayLike]
@@ -193,25 +289,31 @@ class Simulation(ForwardModel):
             solution = nbody(lpt(modes, table, self.config), table, self.config, **options)
             particles, status = solution.particles, solution.status
         if self.observable is not None:
-            observe: Any = self.observable
-            if isinstance(self.observable, eqx.Module) and vars(self.observable).get("linear_power", "") is None:
-                observe = replace(observe, linear_power=self.of_cosmology or self.linear_power)
+            observe = self.observable
+            if isinstance(observe, Observable):
+                observe = observe.with_power(self.of_cosmology or self.linear_power)
             return observe(particles, modes, parameters, table, self.config), status
         return eulerian_bias(density(particles, self.config), value_of(self.bias, parameters), self.config), status
 
     def response(self, parameters: Mapping[str, ArrayLike]) -> Float[Array, "nx ny nk"]:
         """Ratio of the modes of the field to the modes of the noise in linear theory, painted by cloud-in-cell.
 
-        An observable without `linear_bias(parameters)` and `line_of_sight` is taken as matter.
+        An observable that is a plain function is taken as matter.
         """
         amplitude, table = self._amplitude(parameters)
         bias, line_of_sight = value_of(self.bias, parameters), None
-        if self.observable is not None:
-            bias = getattr(self.observable, "linear_bias", lambda _: 1.0)(parameters)
-            line_of_sight = getattr(self.observable, "line_of_sight", None)
+        if isinstance(self.observable, Observable):
+            bias, line_of_sight = self.observable.linear_bias(parameters), self.observable.line_of_sight
+        elif self.observable is not None:
+            bias = 1.0
         factor = kaiser_factor(bias, table, self.config, line_of_sight)
         k = zip(wavevectors(self.config), self.config.cell_size, strict=True)
         return amplitude * factor * math.prod(jnp.sinc(component * side / (2 * np.pi)) ** 2 for component, side in k)
+
+
+def _names(*values: Any) -> tuple[str, ...]:
+    """Values that are names of parameters."""
+    return tuple(value for value in values if isinstance(value, str))
 
 
 class _AtNodes(eqx.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import equinox as eqx
@@ -13,13 +13,13 @@ from jaxtyping import Array
 
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.infer.forward import value_of
+from pmwd_dist.infer.forward import Observable, value_of
 from pmwd_dist.observe.bias import LagrangianBias, bias_weights, tracer_density
 from pmwd_dist.observe.redshift_space import redshift_space
 from pmwd_dist.pm.particles import Particles
 
 
-class LagrangianGalaxies(eqx.Module):
+class LagrangianGalaxies(Observable):
     """Density of galaxies with a Lagrangian bias (`observe.LagrangianBias`), an `observable` of `Simulation`.
 
     Args:
@@ -59,6 +59,10 @@ class LagrangianGalaxies(eqx.Module):
     def linear_bias(self, parameters: Mapping[str, ArrayLike]) -> Array:
         """Eulerian bias of long waves, 1 + b1."""
         return 1 + jnp.asarray(value_of(self.b1, parameters))
+
+    def with_power(self, linear_power: Any) -> LagrangianGalaxies:
+        """The galaxies with this linear P(k), unless they have one of their own."""
+        return replace(self, linear_power=linear_power) if self.linear_power is None else self
 
     @property
     def names(self) -> tuple[str, ...]:

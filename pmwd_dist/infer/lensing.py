@@ -20,8 +20,8 @@ from jaxtyping import Array, Float
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.infer.forward import ForwardModel
-from pmwd_dist.infer.likelihoods import check_finite, checked_mask, masked
+from pmwd_dist.infer.forward import CosmologicalModel
+from pmwd_dist.infer.likelihoods import Likelihood, check_finite, checked_mask, masked
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.observe.lensing import LightCone, Source, convergence, coverage_warning, lensing_weights
@@ -33,7 +33,7 @@ from pmwd_dist.pm.potential_factor import PotentialFactor
 from pmwd_dist.pm.status import Status
 
 
-class Convergence(ForwardModel):
+class Convergence(CosmologicalModel):
     """Maps of the weak-lensing convergence of sources behind a simulation's light cone (Born approximation).
 
     A forward model (noise, parameters) -> (maps, status). Maps have the shape (sources, px, py) on a flat sky and
@@ -103,9 +103,9 @@ class Convergence(ForwardModel):
         return self.cone.along if isinstance(self.cone, FlatSkyLightCone) else None
 
     @property
-    def sharding(self) -> NamedSharding:
-        """Division of the maps over devices."""
-        return NamedSharding(self.config.decomposition.mesh, self.cone.spec)
+    def layout(self) -> tuple[tuple[int, ...], NamedSharding]:
+        """Shape of the maps, and their division over devices."""
+        return self.shape, NamedSharding(self.config.decomposition.mesh, self.cone.spec)
 
     @property
     def pixel_area(self) -> float:
@@ -129,7 +129,7 @@ def _check_cone(cone: LightCone, config: Config) -> None:
         raise ArgumentError("cone", cone, constraint, 'make it with assignment="bilinear"', show_value=False)
 
 
-class ShapeNoise(eqx.Module):
+class ShapeNoise(Likelihood):
     """Gaussian shape noise of maps of convergence, independent from pixel to pixel.
 
     Its variance is ellipticity^2 / (density * area of a pixel) (Kaiser & Squires 1993; van Waerbeke 2000).
@@ -146,7 +146,7 @@ class ShapeNoise(eqx.Module):
 
     quantity: ClassVar[str] = r"convergence $\kappa$"
     sigma: Float[Array, "sources ..."]
-    mask: Array | None
+    mask: Array | None = eqx.field()
     shape: tuple[int, ...] = eqx.field(static=True)
 
     def __init__(self, maps: Convergence, density: Any, *, ellipticity: float = 0.26, mask: Any = None):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from numbers import Real
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -27,33 +28,55 @@ from pmwd_dist.pm.inputs import mesh_field
 _FLOOR = 0.05  # predicted density per mean below which Poisson means fall exponentially
 
 
-class Likelihood(Protocol):
-    """The distribution of data around a predicted field.
+class Likelihood(eqx.Module):
+    """The distribution of data around a predicted field. Abstract: subclass it for a likelihood of your own.
 
-    Preconditioning needs two more methods. `contrast(data, parameters)` gives the data as a density contrast, 0 without
-    data. `noise_variance(parameters, config)` gives its variance, the same for all cells, or for each mode in the
-    layout of `prfft3d`, infinite for modes that are not compared. Checks of the fit need `residual(data, field,
-    parameters, config)`: data minus field in units of the noise, 0 without data.
+    Methods `logdensity`, `draw` and `check` are needed. Preconditioning also needs `contrast` and `noise_variance`,
+    and checks of the fit need `residual`. A subclass may replace these attributes by fields or values of its own:
 
-    Runs need `quantity`, the name of the data in figures, `contrast` for data on the mesh, and `mean(field,
-    parameters)`, the expected data, unless that is the field. Optional attributes are `mask`, true or 1 where there are
-    data, and `name`, the parameter of the noise, which must be positive and have a prior.
+    Attributes:
+      quantity: name of the data in figures.
+      mask: true or 1 where there are data, in the shape of the data; None: everywhere.
+      name: name of the parameter of the noise, which must be positive and have a prior; None: there is none.
     """
 
+    quantity: ClassVar[str] = "data"
+    mask = None  # without types, so that fields of subclasses may replace them
+    name = None
+
+    @abstractmethod
     def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Logarithm of the density of the data, up to a constant."""
-        ...
 
+    @abstractmethod
     def draw(self, key: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Random data."""
-        ...
 
+    @abstractmethod
     def check(self, data: Any, config: Config) -> None:
         """Raise ValueError unless data can have come from this likelihood."""
-        ...
+
+    def mean(self, field: Array, parameters: Mapping[str, ArrayLike]) -> Array:
+        """Expected data; by default the predicted field."""
+        return field
+
+    def contrast(self, data: Array, parameters: Mapping[str, ArrayLike]) -> Array | None:
+        """Data as a density contrast, 0 without data; None: unknown."""
+        return None
+
+    def noise_variance(self, parameters: Mapping[str, ArrayLike], config: Config) -> Array | None:
+        """Variance of the contrast in a cell; None: unknown.
+
+        One for all cells, or one for each mode in the layout of `prfft3d`, infinite for modes that are not compared.
+        """
+        return None
+
+    def residual(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array | None:
+        """Data minus field in units of the noise, 0 without data; None: unknown."""
+        return None
 
 
-class Gaussian(eqx.Module):
+class Gaussian(Likelihood):
     """Gaussian noise, independent from cell to cell: data = 1 + delta + noise.
 
     Args:
@@ -68,7 +91,7 @@ class Gaussian(eqx.Module):
 
     quantity: ClassVar[str] = "density / mean"
     sigma: Any
-    mask: Array | None
+    mask: Array | None = eqx.field()
     name: str | None = eqx.field(static=True)
     k_max: float | None = eqx.field(static=True)
 
@@ -142,7 +165,7 @@ class Gaussian(eqx.Module):
         return value_of(self.name or self.sigma, parameters)
 
 
-class Poisson(eqx.Module):
+class Poisson(Likelihood):
     """Counts of galaxies in cells, drawn independently: data ~ Poisson(nbar * selection * (1 + delta)).
 
     Bias can make predictions negative. Below 0.05, 1 + delta is replaced by 0.05 exp(20 (1 + delta) - 1), which is
@@ -161,7 +184,7 @@ class Poisson(eqx.Module):
     quantity: ClassVar[str] = "galaxies in a cell"
     nbar: Any
     selection: Array
-    mask: Array | None
+    mask: Array | None = eqx.field()
     name: str | None = eqx.field(static=True)
 
     def __init__(self, nbar: Any, *, selection: Any = None, mask: Any = None):

@@ -16,9 +16,8 @@ from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.sampled import COSMOLOGY
 from pmwd_dist.infer import trees
-from pmwd_dist.infer.forward import ForwardModel, of_shape
+from pmwd_dist.infer.forward import CosmologicalModel, ForwardModel, Function, of_shape
 from pmwd_dist.infer.likelihoods import Gaussian, Likelihood, data_warning, masked
 from pmwd_dist.infer.precondition import Preconditioner, wiener_draw
 from pmwd_dist.infer.preconditioner_adaptation import Adaptation, Observations
@@ -45,10 +44,10 @@ class Model(eqx.Module):
 
     Args:
       config: configuration of the simulation.
-      forward: function (noise, parameters) -> field on the mesh in units of its mean, or (field, status). Attributes
-        `shape` and `sharding` describe other maps, as in `Convergence`.
+      forward: function (noise, parameters) -> field on the mesh in units of its mean, or (field, status); a
+        `ForwardModel` may also predict maps and have a linear response.
       priors: priors of the sampled parameters, by name.
-      likelihood: `Gaussian`, `Poisson`, or an object with their methods.
+      likelihood: `Gaussian`, `Poisson`, `ShapeNoise`, or another `Likelihood`.
 
     Raises:
       ValueError: a parameter of the likelihood or the forward model without a prior, or parameters that exclude each
@@ -60,8 +59,8 @@ class Model(eqx.Module):
     """
 
     config: Config = eqx.field(static=True)
-    forward: Callable[..., Any]
-    likelihood: Any
+    forward: ForwardModel
+    likelihood: Likelihood
     items: tuple[tuple[str, Prior], ...] = eqx.field(static=True)
 
     def __init__(
@@ -74,13 +73,14 @@ class Model(eqx.Module):
         check_config(config)
         if not callable(forward):
             raise ArgumentError("forward", forward, "must be a function of (noise, parameters)")
-        if not all(callable(getattr(likelihood, method, None)) for method in ("logdensity", "draw", "check")):
-            remedy = "use infer.Gaussian or Poisson, or an object with the methods logdensity, draw and check"
+        if not isinstance(likelihood, Likelihood):
+            remedy = "use infer.Gaussian or Poisson, or a subclass of infer.Likelihood"
             raise ArgumentError("likelihood", likelihood, "is no likelihood", remedy)
-        if getattr(forward, "config", config) != config:
+        forward = forward if isinstance(forward, ForwardModel) else Function(config, forward)
+        if forward.config != config:
             remedy = "make it with the config of the model"
             raise ArgumentError("forward", forward, "is of another simulation", remedy, show_value=False)
-        check_priors(priors, (*POSITIVE, getattr(likelihood, "name", "")))
+        check_priors(priors, (*POSITIVE, likelihood.name or ""))
         self.config, self.forward, self.items = config, forward, tuple(priors.items())
         self.likelihood = jax.tree.map(self._place, likelihood)
         for name in self._declared:
@@ -98,9 +98,7 @@ class Model(eqx.Module):
     @property
     def _declared(self) -> list[str]:
         """Names of the parameters that the forward model and the likelihood declare."""
-        observable = getattr(self.forward, "observable", None)
-        names = [getattr(self.forward, "bias", None), getattr(self.likelihood, "name", None)]
-        return [name for name in (*names, *getattr(observable, "names", ())) if isinstance(name, str)]
+        return [*self.forward.names, *([] if self.likelihood.name is None else [self.likelihood.name])]
 
     def draw(self, key: Array, **values: Any) -> Position:
         """White noise and whitened parameters drawn from the prior, with some parameters given.
@@ -129,7 +127,7 @@ class Model(eqx.Module):
         """The predicted field, and whether the forward model succeeded."""
         out = self.forward(noise, parameters)
         field, status = out if isinstance(out, tuple) and len(out) == 2 else (out, None)
-        field = of_shape(field, self._layout_of_data()[0], "forward", "a field")
+        field = of_shape(field, self.forward.layout[0], "forward", "a field")
         if status is None:
             return field, jnp.ones((), bool)
         return field, (status.code if isinstance(status, Status) else status) == Code.SUCCESSFUL
@@ -147,7 +145,7 @@ class Model(eqx.Module):
         data = self.likelihood.draw(key, field, parameters, self.config)
         data = of_shape(data, field.shape, "likelihood.draw", "data")
         both = jnp.where(fine, data, jnp.nan), field
-        return jax.lax.with_sharding_constraint(both, self._layout_of_data()[1])
+        return jax.lax.with_sharding_constraint(both, self.forward.layout[1])
 
     @on_auto_axes
     def condition(self, data: Any) -> Posterior:
@@ -159,13 +157,13 @@ class Model(eqx.Module):
         Warns:
           UserWarning: constant data, or a contrast where the model predicts a density.
         """
-        mask, (likelihood, given) = getattr(self.likelihood, "mask", None), to_host((self.likelihood, data))
+        likelihood, given = to_host((self.likelihood, data))
         with np.errstate(over="ignore"):  # marks of missing data
             likelihood.check(given, self.config)
-            density = isinstance(self.forward, ForwardModel) and isinstance(likelihood, Gaussian)
-            warning = data_warning(given, getattr(likelihood, "mask", None), density=density)
+            density = isinstance(self.forward, CosmologicalModel) and isinstance(likelihood, Gaussian)
+            warning = data_warning(given, likelihood.mask, density=density)
             data = self._place(jnp.asarray(numbers(data, "data"), float))
-        data = masked(jnp.where(jnp.isfinite(data), data, 1), mask, 1)
+        data = masked(jnp.where(jnp.isfinite(data), data, 1), self.likelihood.mask, 1)
         if unused := self._unused(data):
             constraint = f"holds {', '.join(unused)}, which neither the forward model nor the likelihood uses"
             remedy = "leave it out, or look at how it is spelled"
@@ -176,10 +174,7 @@ class Model(eqx.Module):
 
     def _unused(self, data: Array) -> list[str]:
         """Names of the parameters that the density of the data does not use."""
-        known = set(self._declared)
-        if isinstance(self.forward, ForwardModel):
-            known |= {*COSMOLOGY, "f_nl"}
-        if self.priors.keys() <= known:  # the usual case, without tracing a simulation
+        if self.priors.keys() <= {*self._declared, *self.forward.optional}:  # the usual case, without a trace
             return []
 
         def density(noise: Array, parameters: dict[str, Array]) -> Array:
@@ -195,13 +190,8 @@ class Model(eqx.Module):
                 needed |= set(map(id, equation.invars))
         return [name for name, variable in zip(numbers, jaxpr.invars[1:], strict=True) if id(variable) not in needed]
 
-    def _layout_of_data(self) -> tuple[tuple[int, ...], Any]:
-        """Shape and sharding of the data, from the forward model or the mesh."""
-        default = self.config.mesh_shape, self.config.decomposition.sharding
-        return getattr(self.forward, "shape", default[0]), getattr(self.forward, "sharding", default[1])
-
     def _place(self, x: Any) -> Any:
-        shape, sharding = self._layout_of_data()
+        shape, sharding = self.forward.layout
         return to_devices(x, sharding) if getattr(x, "shape", None) == shape else x
 
 

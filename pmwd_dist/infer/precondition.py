@@ -48,10 +48,9 @@ class Preconditioner(eqx.Module):
     """Mean and standard deviation of each mode of the noise, given the data and parameters of a posterior.
 
     Args:
-      model: model of the data. The method `response(parameters)` of its forward model gives the real ratio of the modes
-        of the field to the modes of the noise. The likelihood has the methods `contrast(data, parameters)` and
-        `noise_variance(parameters, config)`. Without these, or if the mesh is not the lattice, the moments are those
-        of the prior until they are adapted.
+      model: model of the data. The moments are those of the prior until they are adapted, if the mesh is not the
+        lattice or one of these is unknown: `response` of the forward model, `contrast` and `noise_variance` of the
+        likelihood.
     """
 
     factor: Float[Array, "p p"] = eqx.field(metadata={"derived": True})
@@ -60,9 +59,10 @@ class Preconditioner(eqx.Module):
 
     def __init__(self, model: Any):
         config, medians = model.config, dict.fromkeys(model.priors, jnp.zeros(()))
-        linear = _has_linear_theory(model)
-        self.factor = _parameter_scales(model, medians) if linear else jnp.eye(len(medians))
-        self.along = None if linear else getattr(model.forward, "along", None)
+        factor = _parameter_scales(model, medians) if config.mesh_shape == config.particle_shape else None
+        linear = factor is not None
+        self.factor = factor if linear else jnp.eye(len(medians))
+        self.along = None if linear else model.forward.along
         if self.along not in (None, 0, 1, 2):
             raise ArgumentError("forward.along", self.along, "must be an axis of the box: 0, 1 or 2")
         place = config.decomposition.sharding
@@ -189,12 +189,6 @@ def _contrast(posterior: Any, parameters: Mapping[str, ArrayLike]) -> Array:
     return of_shape(contrast, posterior.data.shape, "likelihood.contrast", "a field")
 
 
-def _has_linear_theory(model: Any) -> bool:
-    needed = (model.forward, "response"), (model.likelihood, "contrast"), (model.likelihood, "noise_variance")
-    methods = all(callable(getattr(thing, name, None)) for thing, name in needed)
-    return methods and model.config.mesh_shape == model.config.particle_shape
-
-
 def _vector(numbers: Mapping[str, Array]) -> Array:
     """Parameters by their names' order."""
     return jnp.stack([jnp.asarray(numbers[name]) for name in sorted(numbers)]) if numbers else jnp.zeros(0)
@@ -210,14 +204,21 @@ def _times(matrix: Array, vector: Array) -> Array:
 
 
 @eqx.filter_jit
-def _parameter_scales(model: Any, white: dict[str, Array]) -> Float[Array, "p p"]:
-    """Cholesky factor of the marginal covariance of the whitened parameters, by name, in linear theory."""
+def _parameter_scales(model: Any, white: dict[str, Array]) -> Float[Array, "p p"] | None:
+    """Cholesky factor of the marginal covariance of the whitened parameters, by name; None without linear theory."""
+
+    def linear_theory(white: dict[str, Array]) -> tuple[Any, ...]:
+        parameters, data = unwhiten(white, model.priors), jnp.ones(model.forward.layout[0])
+        response, contrast = model.forward.response(parameters), model.likelihood.contrast(data, parameters)
+        return response, contrast, model.likelihood.noise_variance(parameters, model.config)
 
     def logarithm(white: dict[str, Array]) -> Array:
         parameters = unwhiten(white, model.priors)
         known = 1 / model.likelihood.noise_variance(parameters, model.config)  # 0 for modes that are not compared
         return jnp.log1p(model.forward.response(parameters) ** 2 * known) - jnp.log(jnp.where(known > 0, known, 1))
 
+    if any(part is None for part in jax.eval_shape(linear_theory, white)):
+        return None
     if not white:
         return jnp.zeros((0, 0))
     names = sorted(white)

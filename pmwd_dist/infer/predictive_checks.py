@@ -57,7 +57,7 @@ def check_fit(posterior: Posterior, noise: Array, parameters: Mapping[str, Array
 
     Statistics of residuals are their variance, their skewness, and in bands of wavenumbers their power and their
     correlation with the prediction. Statistics of the initial modes are their skewness and their power. Maps have no
-    bands. Likelihoods without the method `residual` have no checks.
+    bands. Likelihoods without a `residual` have checks of the initial modes only.
 
     Args:
       posterior: posterior, given the data.
@@ -68,8 +68,6 @@ def check_fit(posterior: Posterior, noise: Array, parameters: Mapping[str, Array
     Examples:
       >>> checks = infer.check_fit(posterior, noise, {"b1": b1}, jax.random.key(0))
     """
-    if not hasattr(posterior.model.likelihood, "residual"):
-        return {}
     keys = jax.random.split(key, len(noise))
     statistics = to_host(_compared(posterior.model, posterior.data, (keys, noise, dict(parameters))))
     checks = {name: _check(name, *x) for name, x in statistics.items()}
@@ -107,7 +105,7 @@ def _predicted(model: Any, data: Array, keys: Array) -> Any:
     config, likelihood = model.config, model.likelihood
 
     def statistics(data: Array) -> dict[str, Array]:
-        x = masked(data, getattr(likelihood, "mask", None))
+        x = masked(data, likelihood.mask)
         moments = {"mean of data": jnp.mean(x), "variance of data": jnp.var(x), "skewness of data": _skewness(x)}
         return moments | (_powers("data", x, config) if x.shape == config.mesh_shape else {})
 
@@ -157,7 +155,7 @@ def _compared(model: Any, data: Array, draws: Any) -> dict[str, tuple[Array, Arr
         def statistics(data: Array, noise: Array) -> dict[str, Array]:
             residual = likelihood.residual(data, field, numbers, config)
             of_modes = _powers("initial modes", noise, config) | {"skewness of initial modes": _skewness(noise)}
-            return _of_residual(residual, field, config) | of_modes
+            return of_modes if residual is None else _of_residual(residual, field, config) | of_modes
 
         def replication(key: Array) -> dict[str, Array]:
             keys = jax.random.split(key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
@@ -22,7 +22,7 @@ from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.observe.crossing import LightCone, Path, light_cone_in_step, path
 from pmwd_dist.parallel.inputs import real
 from pmwd_dist.pm.inputs import check_config
-from pmwd_dist.pm.stepping.forward import Epoch
+from pmwd_dist.pm.stepping.forward import Accumulator, Epoch
 
 Assignment = Literal["linear", "nearest"]
 
@@ -163,7 +163,7 @@ def _passed(x: Array, nodes: Sequence[float] | np.ndarray) -> Array:
 
 
 @dataclass(frozen=True, init=False)
-class ShellLightCone(ABC):
+class ShellLightCone(Accumulator):
     """A light cone with mass shells: the common part of light cones on a flat sky and on the sphere."""
 
     dimensions: ClassVar[int]  # of the distance from which a shell has its volume, see `Shells`

@@ -28,7 +28,7 @@ from pmwd_dist.pm.potential_factor import PotentialFactor
 from pmwd_dist.pm.saves import as_saveat, is_sub, planned_steps, save_times
 from pmwd_dist.pm.solvers.diffrax_solvers import SOLVERS, BullFrog, ParticleMesh, SplitSolver
 from pmwd_dist.pm.status import Code, Status, failure
-from pmwd_dist.pm.stepping.forward import Epoch
+from pmwd_dist.pm.stepping.forward import Accumulator, Epoch
 from pmwd_dist.pm.stepping.reversible import evolve_and_save
 from pmwd_dist.pm.stepping.step import coefficients_of
 from pmwd_dist.pm.time_steps import step_times
@@ -97,7 +97,7 @@ def nbody(
         particles.
       accumulate: contribution of a step to `Solution.accumulated`, a pytree of arrays: a function of (before, after,
         growth table), with the `Epoch` (scale factor and particles) at both ends of the step. For the solvers and steps
-        of the reversible adjoint, and differentiated by it. Its method `check(table)`, if any, is called first.
+        of the reversible adjoint, and differentiated by it.
       stepsize_controller: default: `config.steps` fixed steps, uniform in the growth factor. diffrax.StepTo has given
         steps; adaptive controllers need a solver with an error estimate.
       max_steps: limit of an adaptive controller.
@@ -132,9 +132,8 @@ def nbody(
     times = save_times(subs, config)
     plan = planned_steps(subs, times, stepsize_controller, config)
     if isinstance(solver, SplitSolver) and isinstance(adjoint, ReversibleAdjoint | None) and plan is not None:
-        check_cosmology = getattr(accumulate, "check", None)
-        if check_cosmology is not None:
-            check_cosmology(table)
+        if isinstance(accumulate, Accumulator):
+            accumulate.check(table)
         table = jax.tree.map(lambda x: x.astype(particles.disp.dtype), table)
         step_ends = getattr(stepsize_controller, "ts", None)
         step_ends = step_times(table, config, save=times) if step_ends is None else step_ends

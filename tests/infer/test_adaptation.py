@@ -32,7 +32,7 @@ from pmwd_dist.infer.tuning import loop
 NAMES = ("b1", "sd")
 
 
-class Silent(eqx.Module):
+class Silent(infer.ForwardModel):
     """Noise times a bias, of which linear theory knows nothing."""
 
     config: pmd.Config = eqx.field(static=True)

@@ -282,7 +282,7 @@ def test_a_failed_simulation_has_no_density() -> None:
         np.testing.assert_allclose(posterior.logdensity(position), expected, rtol=1e-12)
 
 
-class Bare:
+class Bare(infer.Likelihood):
     """A likelihood without the methods for preconditioning."""
 
     def logdensity(self, data: Any, field: Any, parameters: Any, config: pmd.Config) -> Any:
@@ -331,8 +331,10 @@ def test_wrong_models_are_refused(cosmo: Any) -> None:
     fixed = infer.Model(config, infer.LinearField(config, cosmo), {"sd": both["bias"]}, infer.Gaussian(1.0))
     with pytest.raises(ValueError, match="holds sd, which neither"):
         fixed.condition(np.arange(192.0).reshape(SHAPE))
-    with pytest.raises(ValueError, match="likelihood=3.0 is no likelihood; use infer.Gaussian"):
+    with pytest.raises(ValueError, match="likelihood=3.0 is no likelihood; use infer.Gaussian .* or a subclass of"):
         infer.Model(config, forward, both, 3.0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="abstract"):
+        infer.Likelihood()  # type: ignore[abstract]
     with pytest.raises(ValueError, match="forward is of another simulation; make it with the config of the model"):
         infer.Model(configure(steps=7), forward, both, infer.Gaussian(1.0))
     with pytest.raises(ValueError, match=r"particle_shape=\(4, 3, 2\) must be mesh_shape=.* for a linear field"):

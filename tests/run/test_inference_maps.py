@@ -11,7 +11,7 @@ import pytest
 from inferences import LENSING, SMALL, plan_of
 
 from pmwd_dist import infer
-from pmwd_dist.infer.forward import ForwardModel
+from pmwd_dist.infer.forward import CosmologicalModel
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.folder import Log, prepare_folder
 from pmwd_dist.run.inference.verdict import make_verdict
@@ -25,16 +25,19 @@ def unexpected(event: Any) -> None:
     pytest.fail(str(event))
 
 
-class Flat(ForwardModel):
+class Flat(CosmologicalModel):
     """Maps of zero for the noise of another forward model."""
 
-    shape: ClassVar = (2, 4, 4)
     sources: ClassVar = (0.02, 0.04)
     field: ClassVar = 8.0
 
+    @property
+    def layout(self) -> Any:
+        return (2, 4, 4), super().layout[1]
+
     def __call__(self, noise: Any, parameters: Any) -> Any:
         del parameters
-        return jnp.zeros(self.shape) + 0 * jnp.mean(noise)
+        return jnp.zeros((2, 4, 4)) + 0 * jnp.mean(noise)
 
 
 @pytest.mark.usefixtures("no_pictures")

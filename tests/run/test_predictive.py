@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from inferences import LENSING, SMALL, plan_of
 
+import pmwd_dist as pmd
 from pmwd_dist import infer
 from pmwd_dist.observe.cross import cross_power
 from pmwd_dist.run.common.folder import Log, prepare_folder
@@ -105,15 +106,19 @@ def test_counts_are_predicted_with_their_selection_where_the_mask_shows_them(tmp
     assert mean[: SIZE // 2].mean() / mean[SIZE // 2 :].mean() == pytest.approx(0.5, rel=0.3)
 
 
-class Empty(eqx.Module):
+class Empty(infer.ForwardModel):
     """A forward model of maps that are nothing."""
 
-    shape: tuple[int, ...] = eqx.field(static=True, default=(2, 16, 16))
+    config: pmd.Config = eqx.field(static=True)
     sources: tuple[float, ...] = eqx.field(static=True, default=(0.02, 0.04))
     field: float = eqx.field(static=True, default=8.0)
 
+    @property
+    def layout(self) -> Any:
+        return (2, 16, 16), super().layout[1]
+
     def __call__(self, noise: Any, parameters: Any) -> Any:
-        return jnp.zeros(self.shape) + 0 * jnp.mean(noise)
+        return jnp.zeros((2, 16, 16)) + 0 * jnp.mean(noise)
 
 
 @pytest.mark.slow
@@ -123,7 +128,7 @@ def test_angular_spectra_of_predicted_maps_are_those_of_their_noise(tmp_path: Pa
     np.save(tmp_path / "mask.npy", mask)
     wide = ["observe.light_cone.rays=16", "observe.light_cone.field=8", "data.mask=mask.npy"]
     plan = plan_of(tmp_path / "run", *wide, text=LENSING)
-    model = infer.Model(plan.simulation.config, Empty(), {}, plan.model.likelihood)
+    model = infer.Model(plan.simulation.config, Empty(plan.simulation.config), {}, plan.model.likelihood)
     still, zeros, sigma = np.zeros((1, DRAWS)), np.zeros((4,) * 3), np.asarray(plan.model.likelihood.sigma)
     chain = infer.Chain({}, still, still, still, still, 1, 0, zeros, zeros, np.zeros((DRAWS, 1, 4, 4, 4)))
     rng, found, share = np.random.default_rng(0), [], []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -59,6 +60,18 @@ class Epoch(NamedTuple):
 
 
 Accumulate = Callable[[Epoch, Epoch, Any], Any]
+
+
+class Accumulator(ABC):
+    """An `Accumulate` that can be checked before a run. Abstract."""
+
+    @abstractmethod
+    def __call__(self, before: Epoch, after: Epoch, table: Any) -> Any:
+        """Contribution of a step, a pytree of arrays."""
+
+    @abstractmethod
+    def check(self, cosmo: Any) -> None:
+        """Raise ValueError unless the growth table, where it is known, allows it."""
 
 
 class Inputs(NamedTuple):

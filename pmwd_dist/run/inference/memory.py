@@ -92,7 +92,7 @@ def arguments_like(model: infer.Model, chains: int, axis: str | None) -> tuple[A
     nothing = np.zeros((), dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # constant data
-        data = np.broadcast_to(nothing, getattr(model.forward, "shape", config.mesh_shape))
+        data = np.broadcast_to(nothing, model.forward.layout[0])
         posterior = model.condition(data)
     numbers = {name: np.broadcast_to(nothing, chains) for name in model.priors}
     positions = {"noise": np.broadcast_to(nothing, (chains, *config.particle_shape)), "parameters": numbers}

@@ -284,7 +284,7 @@ def make_model(settings: InferenceSettings, simulation: SimulationSetup, data: d
         likelihood = infer.Poisson(nbar, mask=mask, selection=data.get("data.selection"))
     else:
         assert_never(noise.kind)
-    nothing = np.zeros(getattr(forward, "shape", config.mesh_shape))  # until a mock is drawn
+    nothing = np.zeros(forward.layout[0])  # until a mock is drawn
     with np.errstate(over="ignore"):
         observed = data.get("data.file", nothing).astype(np.dtype(jnp.result_type(float)))
     likelihood.check(observed, config)

@@ -73,8 +73,7 @@ def compile_ahead(posterior: infer.Posterior, data: Arrays, chunks: int, chains:
     arguments = _arguments(posterior, data, noise, numbers, jax.random.key(0))
     prior = jax.random.split(jax.random.key(0), predictive_checks.PRIOR_DRAWS)
     programs: list[Any] = [(_predicted, *arguments), (predictive_checks._predicted, *arguments[:2], prior)]
-    if hasattr(posterior.model.likelihood, "residual"):
-        programs.append((predictive_checks._compared, *arguments[:2], arguments[3]))
+    programs.append((predictive_checks._compared, *arguments[:2], arguments[3]))
     for program, *given in programs:
         program.lower(*given).compile()
 
@@ -127,7 +126,8 @@ def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: A
 @eqx.filter_jit
 def _predicted(model: infer.Model, observed: Array, truth: Array | None, draws: Any, plane: int) -> Any:
     """Cross spectra of each draw with the truth, if it is known, and with the data; or predicted maps."""
-    config, likelihood = model.config, model.likelihood
+    config = model.config
+    likelihood: Any = model.likelihood  # with a contrast, if the data are on the mesh
 
     def with_data(x: Array, numbers: Any) -> CrossPower:
         contrast, other = (1 + likelihood.contrast(y, numbers) for y in (x, observed))
@@ -137,11 +137,10 @@ def _predicted(model: infer.Model, observed: Array, truth: Array | None, draws: 
         key, noise, numbers = drawn
         field, _ = model.predict(noise, numbers)
         phases = cross_power(noise, truth, config, deconvolve=False) if truth is not None else None
-        data, mean = likelihood.draw(key, field, numbers, config), field
+        data = likelihood.draw(key, field, numbers, config)
         if observed.shape != config.mesh_shape:
-            return phases, (mean, data)
-        if hasattr(likelihood, "mean"):
-            mean = likelihood.mean(field, numbers)
+            return phases, (field, data)
+        mean = likelihood.mean(field, numbers)
         return phases, (with_data(mean, numbers), with_data(data, numbers), mean[:, :, plane], data[:, :, plane])
 
     return jax.lax.map(one, draws)
@@ -167,7 +166,7 @@ def _angular_powers(maps: Array, side: float | None) -> AngularPower:
 
 def observed_cells(posterior: infer.Posterior) -> np.ndarray:
     """Mask of the cells or pixels that have data."""
-    return shown(to_host(getattr(posterior.model.likelihood, "mask", None)), posterior.data.shape)
+    return shown(to_host(posterior.model.likelihood.mask), posterior.data.shape)
 
 
 def observed_plane(posterior: infer.Posterior) -> int:
