@@ -7,7 +7,7 @@ import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, assert_never
+from typing import Any, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +29,7 @@ from pmwd_dist.run.common.job import Job, three
 from pmwd_dist.run.inference.memory import RUNTIME, InferenceMemory, inference_memory, inference_problem, too_large
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSetup, build
 from pmwd_dist.run.settings.inference import CHAINS
-from pmwd_dist.run.settings.inference_sections import BIASES, COSMOLOGY
+from pmwd_dist.run.settings.inference_sections import BIASES, COSMOLOGY, LikelihoodSection
 from pmwd_dist.run.settings.physics import cosmology_warnings, training_warnings
 from pmwd_dist.run.settings.writing import toml_value
 from pmwd_dist.run.simulation.accuracy import convergence_warning, resolution_line
@@ -41,13 +41,11 @@ VERDICT = (
 )
 _ARGUMENTS = {
     "data": "data.file",
-    "density": "likelihood.density",
     "mask": "data.mask",
     "selection": "data.selection",
     "data.shape": "data.file",
     "mask.shape": "data.mask",
-    "sigma": "likelihood.sigma",
-    "k_max": "likelihood.k_max",
+    **{name: f"likelihood.{name}" for name in LikelihoodSection.model_fields},
 }
 
 
@@ -68,9 +66,11 @@ class InferenceJob(Job):
           SettingsError: the settings don't fit the devices, their memory, the files or each other.
         """
         simulation = build(settings)
-        if settings.likelihood.kind == "lensing" and (count := simulation.config.decomposition.size) > 1:
+        if settings.likelihood.rules.maps and (count := simulation.config.decomposition.size) > 1:
             batch = f"light cones of several chains can't be divided over {count} devices"  # by vmap of JAX 0.10
-            raise SettingsError([f'likelihood.kind = "lensing": {batch}; use devices.pdims = [1, 1]'])
+            raise SettingsError(
+                [f'likelihood.kind = "{settings.likelihood.kind}": {batch}; use devices.pdims = [1, 1]']
+            )
         if (problem := too_large(settings, simulation)) is not None:
             raise SettingsError([problem])
         data, problems = _read_files(settings)
@@ -114,7 +114,7 @@ class InferenceJob(Job):
     def largest_wavenumber(self) -> float | None:
         """Largest wavenumber that the likelihood compares [h/Mpc]; None for maps."""
         config, likelihood = self.simulation.config, self.settings.likelihood
-        if likelihood.kind == "lensing":
+        if likelihood.rules.maps:
             return None
         nyquist = math.pi / max(config.cell_size)
         return min(nyquist, likelihood.k_max or nyquist)
@@ -147,7 +147,7 @@ class InferenceJob(Job):
             warnings += [f"data.file: {text}" for text in _of_data(self, data)]
             if (compared := self.largest_wavenumber) is not None:  # a mock is one of the model as it is
                 coarse = convergence_warning(self.simulation, self.settings.model.gravity, compared)
-                in_fourier = self.settings.likelihood.kind == "gaussian" and self.settings.data.mask is None
+                in_fourier = isinstance(self.model.likelihood, infer.Gaussian) and self.model.likelihood.mask is None
                 remedy = ", or a smaller likelihood.k_max" if in_fourier else ""
                 warnings += [] if coarse is None else [coarse + remedy]
         warnings += cosmology_warnings(self.settings, self.simulation)
@@ -166,8 +166,7 @@ class InferenceJob(Job):
         """Description of the inference."""
         config, settings = self.simulation.config, self.settings
         model, sampler, likelihood = settings.model, settings.sampler, settings.likelihood
-        numbers = {"gaussian": likelihood.sigma, "poisson": likelihood.nbar, "lensing": likelihood.density}
-        noise = numbers[likelihood.kind]
+        noise = getattr(likelihood, likelihood.rules.noise)
         sampled = ", ".join(f"{name} {prior}" for name, prior in self.model.priors.items()) or "none"
         return [
             f"box         {three(config.box_size)} Mpc/h, {three(config.mesh_shape)} cells: "
@@ -202,21 +201,13 @@ class InferenceJob(Job):
 
 def _of_data(plan: InferenceJob, data: np.ndarray) -> list[str]:
     """Warnings about constant data, or data in other units than the model."""
-    mask, noise = plan.data.get("data.mask"), plan.settings.likelihood
-    if warning := data_warning(data, mask, density=noise.kind == "gaussian"):
+    mask, selection = plan.data.get("data.mask"), plan.data.get("data.selection")
+    if warning := data_warning(data, mask, density=isinstance(plan.model.likelihood, infer.Gaussian)):
         return [f"the data {warning}"]
     has_data = shown(mask, data.shape)
-    mean, largest = float(data[has_data].mean()), float(np.abs(data[has_data]).max())
-    if noise.kind == "gaussian" and not 0.5 < mean < 2:
-        return [f"the mean is {mean:.3g}; densities are in units of the mean, 1 + delta"]
-    if noise.kind == "lensing" and largest > 1:
-        return [f"values reach {largest:.3g}; a convergence is far below 1"]
-    if noise.kind == "poisson" and noise.nbar is not None:
-        selection = plan.data.get("data.selection", np.ones(data.shape))
-        expected = noise.nbar * float(selection[has_data].mean())
-        if not 0.5 < mean / expected < 2:
-            return [f"the mean is {mean:.3g} galaxies in a cell, and likelihood.nbar expects {expected:.3g}"]
-    return []
+    shown_selection = None if selection is None else selection[has_data]
+    warning = plan.settings.likelihood.rules.unusual(plan.settings, data[has_data], shown_selection)
+    return [] if warning is None else [warning]
 
 
 def _of_priors(plan: InferenceJob) -> list[str]:
@@ -268,22 +259,8 @@ def make_model(settings: InferenceSettings, simulation: SimulationSetup, data: d
       ArgumentError: incompatible parts, or data out of range.
     """
     priors = settings.priors.distributions
-    noise, names = settings.likelihood, settings.priors.given
-    mask, config = data.get("data.mask"), simulation.config
-    forward = _forward(settings, simulation)
-    if noise.kind == "gaussian":
-        sigma = "sigma" if "sigma" in names else data.get("likelihood.sigma", noise.sigma)
-        likelihood = infer.Gaussian(sigma, mask=mask, k_max=noise.k_max)
-    elif noise.kind == "lensing":
-        density = noise.density
-        assert density is not None
-        density = density[0] if len(density) == 1 else density
-        likelihood = infer.ShapeNoise(forward, density, ellipticity=noise.ellipticity, mask=mask)
-    elif noise.kind == "poisson":
-        nbar = "nbar" if "nbar" in names else noise.nbar
-        likelihood = infer.Poisson(nbar, mask=mask, selection=data.get("data.selection"))
-    else:
-        assert_never(noise.kind)
+    config, forward = simulation.config, _forward(settings, simulation)
+    likelihood = settings.likelihood.rules.make(settings, forward, data)
     nothing = np.zeros(forward.layout[0])  # until a mock is drawn
     with np.errstate(over="ignore"):
         observed = data.get("data.file", nothing).astype(np.dtype(jnp.result_type(float)))
@@ -295,7 +272,7 @@ def _forward(settings: InferenceSettings, simulation: SimulationSetup) -> Any:
     model, config, cosmo = settings.model, simulation.config, simulation.cosmo
     power: dict[str, Any] = {"linear_power": simulation.power, "normalise": settings.cosmology.normalise}
     gravity: dict[str, Any] = power | {"solver": simulation.solver, "potential_factor": simulation.potential_factor}
-    if settings.likelihood.kind == "lensing":
+    if settings.likelihood.rules.maps:
         return _maps(settings, simulation, **gravity)
     biases: dict[str, Any] = {n: n if n in settings.priors.given else getattr(model, n) for n in BIASES}
     line_of_sight: Any = None if model.line_of_sight == "none" else model.line_of_sight
@@ -339,7 +316,7 @@ def _read_files(settings: InferenceSettings) -> tuple[dict[str, np.ndarray], lis
     if isinstance(settings.likelihood.sigma, str):
         files["likelihood.sigma"] = settings.likelihood.sigma
     cone = settings.observe.light_cone
-    if settings.likelihood.kind != "lensing" or cone is None:
+    if not settings.likelihood.rules.maps or cone is None:
         return read_files(files, settings.box.mesh)
     one = (cone.rays, cone.rays) if cone.sky == "flat" else (pixel_count(cone.nside),)
     return read_files(files, (len(cone.sources), *one), one)

@@ -83,7 +83,7 @@ def _groups(size: int, chains: int) -> int:
 def _check_batch(settings: InferenceSettings, groups: int) -> None:
     """Raise ArgumentError for loops on blocks, which vmap with an axis of the mesh can't batch (JAX 0.10)."""
     size = settings.sampler.chain_devices
-    if settings.likelihood.kind == "lensing":
+    if settings.likelihood.rules.maps:
         constraint = f"makes {groups} groups, and light cones can't be a batch over groups"
         raise ArgumentError("chain_devices", size, constraint, "leave it out, and use devices.pdims = [1, 1]")
     if settings.model.gravity != "linear" and settings.time.lpt_order == 3:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, ValidationError
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer import priors
 from pmwd_dist.infer.constants import ENERGY_VARIANCE
 from pmwd_dist.infer.priors import Prior
-from pmwd_dist.run.settings.section import File, Section, about, one_or_several
+from pmwd_dist.run.settings import likelihoods
+from pmwd_dist.run.settings.section import File, Section, about
 from pmwd_dist.run.settings.writing import Raw, toml_value
 
 # Keys of [priors], by the library's names of the parameters.
@@ -122,36 +122,20 @@ class Model(Section):
     line_of_sight: Literal["x", "y", "z", "none"] = about("axis of the redshift distortions, or none", "z")
 
 
-_Density = Annotated[float, Field(gt=0)]
-Densities = Annotated[tuple[_Density, ...], BeforeValidator(one_or_several)]
-
-
-def _positive_or_file(value: object) -> object:
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError('must be a number greater than 0, or name a file, as "noise.h5:/sigma"')
-    return float(value)
-
-
-class LikelihoodSection(Section):
-    """The noise of the data."""
-
+class _Kind(Section):
     kind: Literal["gaussian", "poisson", "lensing"] = about(
         "gaussian (densities), poisson (counts) or lensing (convergence of the sources of [observe.light_cone])",
         "gaussian",
     )
-    sigma: Annotated[float | File | None, BeforeValidator(_positive_or_file)] = about(
-        "gaussian standard deviation in a cell, a number or a file with one for each, unless it has a prior", None, 0.5
-    )
-    k_max: float | None = about(
-        "largest wavenumber that is compared, of a gaussian [h/Mpc]; default: all", None, 0.3, gt=0
-    )
-    nbar: float | None = about("mean number of galaxies in a cell, of poisson, unless it has a prior", None, 2.0, gt=0)
-    density: Densities | None = about(
-        "lensed galaxies in a square arcminute, of lensing; one number, or one for each source", None, 10.0
-    )
-    ellipticity: float = about("standard deviation of a component of their ellipticity", 0.26, gt=0)
+
+
+class LikelihoodSection(likelihoods.Lensing.Keys, likelihoods.Poisson.Keys, likelihoods.Gaussian.Keys, _Kind):
+    """The noise of the data."""
+
+    @property
+    def rules(self) -> likelihoods.Kind:
+        """Rules of the kind."""
+        return likelihoods.KINDS[self.kind]
 
 
 class Priors(Section):

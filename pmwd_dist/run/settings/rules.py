@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast
 
 from pmwd_dist.run.outputs.registry import outputs_of
+from pmwd_dist.run.settings.likelihoods import KINDS
 from pmwd_dist.run.settings.simulation import Settings, SimulationSettings
 from pmwd_dist.run.settings.table import find_table_problems
 from pmwd_dist.run.settings.writing import printable, shown, toml_value
@@ -30,7 +31,7 @@ def find_problems(settings: Settings) -> list[str]:
             if output.name not in settings.observables:
                 problems.append(f"[observe.{output.name}]: unknown section of an inference; leave it out")
             problems += output.problems(settings.box)
-        for part in (_data, _lensing, _model, _priors, _truth, _chains, _linear_theory):
+        for part in (_likelihood, _model, _priors, _truth, _chains, _linear_theory):
             problems += part(cast("InferenceSettings", settings))
     if settings.cosmology.table is not None:
         problems += find_table_problems(settings.cosmology.table, settings.box)
@@ -112,48 +113,13 @@ def _start(settings: SimulationSettings) -> Problems:
             yield f"[observe.{output.name}]: {text}"
 
 
-def _data(settings: InferenceSettings) -> Problems:
-    """Rules on the likelihood of densities and counts, and its data."""
-    likelihood, given, data = settings.likelihood, settings.priors.given, settings.data
-    kind, gaussian = likelihood.kind, likelihood.kind == "gaussian"
-    for name, own in (("sigma", gaussian), ("nbar", kind == "poisson")):
-        fixed, free = getattr(likelihood, name) is not None, name in given
-        if own and not fixed and not free:
-            yield f"likelihood.{name}: missing; add for example `{name} = 0.5` to [likelihood], or a prior"
-        if own and fixed and free:
-            yield f"likelihood.{name}: is fixed, and has a prior; leave one of them out"
-        if not own and fixed:
-            yield f"likelihood.{name}: a {kind} likelihood has none; leave it out"
-        if not own and free:
-            yield f"priors.{name}: a {kind} likelihood has none; leave it out"
-    if data.selection is not None and kind != "poisson":
-        yield 'data.selection: is of counts; use likelihood.kind = "poisson", or data.mask'
-    if likelihood.k_max is not None:
-        if not gaussian:
-            yield 'likelihood.k_max: is of a gaussian; leave it out, or use likelihood.kind = "gaussian"'
-        if data.mask is not None:
-            yield "likelihood.k_max: can't be used with data.mask, which couples modes; leave one of them out"
-        if isinstance(likelihood.sigma, str):
-            yield "likelihood.k_max: can't be used with a file of likelihood.sigma, which couples modes; use one"
-
-
-def _lensing(settings: InferenceSettings) -> Problems:
-    """Rules on lensing and light cones."""
-    likelihood, model, cone = settings.likelihood, settings.model, settings.observe.light_cone
-    if likelihood.kind != "lensing":
-        if cone is not None:
-            yield 'observe.light_cone: is of likelihood.kind = "lensing"; leave it out'
-        if likelihood.density is not None:
-            yield 'likelihood.density: is of lensed galaxies; use likelihood.kind = "lensing", or leave it out'
-        return
-    if likelihood.density is None:
-        yield "likelihood.density: missing; add for example `density = 10.0` to [likelihood]"
-    if cone is None:
-        yield 'likelihood.kind = "lensing": needs a section [observe.light_cone], with sources'
-    if model.gravity != "nbody":
-        yield f'model.gravity = "{model.gravity}": a light cone is filled during a run; use "nbody"'
-    if model.bias != "none" or model.line_of_sight != "none":
-        yield 'model.bias: light is bent by all matter; use bias = "none" and line_of_sight = "none"'
+def _likelihood(settings: InferenceSettings) -> Problems:
+    """Rules of each kind of likelihood, on its keys first."""
+    kinds = [(kind, name == settings.likelihood.kind) for name, kind in KINDS.items()]
+    for kind, chosen in kinds:
+        yield from kind.key_problems(settings, chosen=chosen)
+    for kind, chosen in kinds:
+        yield from kind.option_problems(settings, chosen=chosen)
 
 
 def _model(settings: InferenceSettings) -> Problems:
@@ -232,7 +198,9 @@ def _chains(settings: InferenceSettings) -> Problems:
 
 def _linear_theory(settings: InferenceSettings) -> Problems:
     """Rules where data and noise have different modes."""
-    box, lensing = settings.box, settings.likelihood.kind == "lensing"
-    if settings.start.begin == "wiener" and (lensing or box.particles not in (None, box.mesh)):
-        where = 'likelihood.kind = "lensing"' if lensing else "box.particles other than box.mesh"
+    box, likelihood = settings.box, settings.likelihood
+    if settings.start.begin == "wiener" and (likelihood.rules.maps or box.particles not in (None, box.mesh)):
+        where = (
+            f'likelihood.kind = "{likelihood.kind}"' if likelihood.rules.maps else "box.particles other than box.mesh"
+        )
         yield f'start.begin = "wiener": linear theory has none with {where}; use begin = "prior" or "map"'
