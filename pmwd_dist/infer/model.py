@@ -31,7 +31,6 @@ from pmwd_dist.pm.status import Code, Status
 
 Position = dict[str, Any]
 _SITE = "position/"  # sites of NumPyro's model (Phan et al. 2019, 1912.11554)
-POSITIVE = ("Omega_m", "Omega_c", "Omega_b", "h", "sigma8", "A_s")
 
 
 class Model(eqx.Module):
@@ -80,7 +79,7 @@ class Model(eqx.Module):
         if forward.config != config:
             remedy = "make it with the config of the model"
             raise ArgumentError("forward", forward, "is of another simulation", remedy, show_value=False)
-        check_priors(priors, (*POSITIVE, likelihood.name or ""))
+        check_priors(priors, likelihood.name)
         self.config, self.forward, self.items = config, forward, tuple(priors.items())
         self.likelihood = jax.tree.map(self._place, likelihood)
         for name in self._declared:

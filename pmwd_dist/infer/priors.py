@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist.observe.sampled_parameters import bound_of
 
 
 class Prior(Protocol):
@@ -158,8 +159,11 @@ class LogNormal:
         return jnp.log(jnp.asarray(value, float) / self.median) / self.sd
 
 
-def check_priors(priors: Any, positive: Iterable[str]) -> None:
-    """Raise ValueError unless all are priors with a width that the floating-point precision resolves."""
+def check_priors(priors: Any, noise: str | None) -> None:
+    """Raise ValueError unless all are priors in bounds, with a width that the floating-point precision resolves.
+
+    The parameter `noise` of the likelihood is positive.
+    """
     if not isinstance(priors, Mapping):
         raise ArgumentError("priors", priors, "must be a mapping from names", 'for example {"b1": infer.Normal(1, 1)}')
     for name, prior in priors.items():
@@ -171,11 +175,12 @@ def check_priors(priors: Any, positive: Iterable[str]) -> None:
             constraint = f"has {', '.join(f'{x:g}' for x in values)} as its median and two deviations from it"
             remedy = f"numbers are {values.dtype}: use another sd, other bounds, or other units"
             raise ArgumentError(f"priors[{name!r}]", prior, constraint, remedy)
-        if name in positive and not values[1] > 0:
+        bound = "positive" if name == noise else bound_of(name)
+        if bound == "positive" and not values[1] > 0:
             raise ArgumentError(f"priors[{name!r}]", prior, "has a median that is not positive", "bound it from below")
         least = getattr(prior, "low", 0.0)
-        least = least if math.isfinite(least) else values[0] if name == "m_nu" else 0.0
-        if name in (*positive, "m_nu") and least < 0:
+        least = least if math.isfinite(least) else values[0] if bound == "not negative" else 0.0
+        if bound and least < 0:
             constraint = f"allows {least:.3g}, and {name} is not negative"
             raise ArgumentError(f"priors[{name!r}]", prior, constraint, "bound it from below with low")
 

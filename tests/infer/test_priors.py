@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,10 @@ import pytest
 from scipy import stats
 
 from pmwd_dist import infer
+from pmwd_dist.cosmology.sampled import COSMOLOGY
 from pmwd_dist.infer.priors import unwhiten, whiten
+from pmwd_dist.observe.bias import LagrangianBias
+from pmwd_dist.observe.sampled_parameters import BIASES, PARAMETERS
 
 CASES: dict[str, tuple[Any, Any]] = {
     "normal": (infer.Normal(0.3, 0.05), stats.norm(0.3, 0.05)),
@@ -80,3 +84,8 @@ def test_a_prior_excludes_values_outside_its_bounds() -> None:
 def test_wrong_priors_are_refused(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
+
+
+def test_the_table_of_parameters_has_those_of_the_models() -> None:
+    assert tuple(field.name for field in fields(LagrangianBias)) == BIASES
+    assert {name for name, x in PARAMETERS.items() if x.enters == "cosmology"} == set(COSMOLOGY) - {"w_table"}

@@ -18,9 +18,9 @@ from pmwd_dist.cosmology.parameters import Parameters
 from pmwd_dist.cosmology.sampled import cosmology_at
 from pmwd_dist.infer.chain.folder import chain_files
 from pmwd_dist.infer.likelihoods import data_warning, shown
-from pmwd_dist.infer.model import POSITIVE
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
+from pmwd_dist.observe.sampled_parameters import BIASES, NAMES, PARAMETERS
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.control import Control
 from pmwd_dist.run.common.data_files import NOISE, read_files, read_noise
@@ -29,7 +29,7 @@ from pmwd_dist.run.common.job import Job, three
 from pmwd_dist.run.inference.memory import RUNTIME, InferenceMemory, inference_memory, inference_problem, too_large
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSetup, build
 from pmwd_dist.run.settings.inference import CHAINS
-from pmwd_dist.run.settings.inference_sections import BIASES, COSMOLOGY, LikelihoodSection
+from pmwd_dist.run.settings.inference_sections import LikelihoodSection
 from pmwd_dist.run.settings.physics import cosmology_warnings, training_warnings
 from pmwd_dist.run.settings.writing import toml_value
 from pmwd_dist.run.simulation.accuracy import convergence_warning, resolution_line
@@ -219,13 +219,13 @@ def _of_priors(plan: InferenceJob) -> list[str]:
         return plan.simulation.transfer_warnings(cosmo) + training_warnings(plan.settings.force, cosmo)
 
     for name, section in plan.settings.priors.given.items():
-        prior, key = section.build(), COSMOLOGY.get(name, name)
+        prior, key = section.build(), NAMES[name]
         ends = {f"{float(x):.4g}": x for x in map(prior.forward, (-2.0, 2.0))}
-        if key in (*POSITIVE, "sigma", "nbar") and min(ends.values()) <= 0:
+        if PARAMETERS[key].bound == "positive" and min(ends.values()) <= 0:
             warnings.append(f"priors.{name}: 0 is within two deviations of its median; bound it from below with low")
         elif key == "f_nl" and plan.simulation.f_nl is None:
             warnings += plan.simulation.tilt_warnings()
-        elif key in COSMOLOGY.values():
+        elif PARAMETERS[key].enters == "cosmology":
             for text, value in ends.items():
                 table = cosmology_at({key: value}, forward.table)
                 problems = [x for x in untabulated(table.cosmo) if x not in untabulated(forward.table.cosmo)]
@@ -305,7 +305,7 @@ def truth_of(plan: InferenceJob) -> dict[str, float]:
         for section in (settings.cosmology, settings.model, settings.likelihood):
             value = getattr(section, name, None) if value is None else value
         if value is not None:
-            found[COSMOLOGY.get(name, name)] = float(value)
+            found[NAMES[name]] = float(value)
     return found
 
 
@@ -324,7 +324,7 @@ def _read_files(settings: InferenceSettings) -> tuple[dict[str, np.ndarray], lis
 
 def _translated(error: ArgumentError, settings: InferenceSettings) -> str:
     """Message of an error of the library, with the key of the file in place of the argument."""
-    keys = {f"priors[{COSMOLOGY.get(name, name)!r}]": f"priors.{name}" for name in settings.priors.given}
+    keys = {f"priors[{NAMES[name]!r}]": f"priors.{name}" for name in settings.priors.given}
     path = (_ARGUMENTS | keys).get(error.argument)
     if path is None:
         return str(error)

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, ValidationError
+from pydantic import BeforeValidator, ConfigDict, ValidationError, create_model
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer import priors
 from pmwd_dist.infer.constants import ENERGY_VARIANCE
 from pmwd_dist.infer.priors import Prior
+from pmwd_dist.observe.sampled_parameters import NAMES, PARAMETERS
 from pmwd_dist.run.settings import likelihoods
 from pmwd_dist.run.settings.section import File, Section, about
 from pmwd_dist.run.settings.writing import Raw, toml_value
 
-# Keys of [priors], by the library's names of the parameters.
-COSMOLOGY = {
-    "sigma8": "sigma8",
-    "A_s": "A_s",
-    "omega_m": "Omega_m",
-    "omega_b": "Omega_b",
-    "h": "h",
-    "n_s": "n_s",
-    "omega_k": "Omega_k",
-    "w0": "w0",
-    "wa": "wa",
-    "m_nu": "m_nu",
-}
-BIASES = ("b1", "b2", "bs2", "bnabla2", "bphi", "bphidelta")
 _KINDS: dict[str, tuple[Any, set[str], set[str]]] = {
     "normal": (priors.Normal, {"mean", "sd"}, {"low", "high"}),
     "uniform": (priors.Uniform, {"low", "high"}, set()),
@@ -84,10 +71,6 @@ def _prior(value: object) -> object:
 _Prior = Annotated[PriorTable | None, BeforeValidator(_prior)]
 
 
-def _prior_of(what: str, example: str) -> Any:
-    return about(f"prior of {what}", None, Raw(example))
-
-
 class Data(Section):
     """The observations."""
 
@@ -138,28 +121,14 @@ class LikelihoodSection(likelihoods.Lensing.Keys, likelihoods.Poisson.Keys, like
         return likelihoods.KINDS[self.kind]
 
 
-class Priors(Section):
-    """The parameters that are sampled; those that are not listed are fixed."""
+_ROWS: Any = {
+    key: (_Prior, about(f"prior of {row.note or key}", None, Raw(f"{{ {row.prior} }}")))
+    for key, row in ((key, PARAMETERS[name]) for key, name in NAMES.items())
+}
 
-    sigma8: _Prior = _prior_of("sigma8; bound it from below", '{ kind = "normal", mean = 0.8, sd = 0.15, low = 0.1 }')
-    A_s: _Prior = _prior_of("A_s, in place of sigma8", '{ kind = "normal", mean = 2.1e-9, sd = 1e-10, low = 1e-9 }')
-    omega_m: _Prior = _prior_of("omega_m", '{ kind = "normal", mean = 0.3, sd = 0.05, low = 0.06 }')
-    omega_b: _Prior = _prior_of("omega_b", '{ kind = "normal", mean = 0.0486, sd = 0.001, low = 0.01 }')
-    h: _Prior = _prior_of("h", '{ kind = "normal", mean = 0.68, sd = 0.02, low = 0.5 }')
-    n_s: _Prior = _prior_of("n_s", '{ kind = "normal", mean = 0.9667, sd = 0.01 }')
-    omega_k: _Prior = _prior_of("omega_k", '{ kind = "normal", mean = 0.0, sd = 0.05 }')
-    w0: _Prior = _prior_of("w0", '{ kind = "uniform", low = -1.5, high = -0.5 }')
-    wa: _Prior = _prior_of("wa", '{ kind = "normal", mean = 0.0, sd = 0.3, high = 0.4 }')
-    m_nu: _Prior = _prior_of("m_nu", '{ kind = "uniform", low = 0.0, high = 0.6 }')
-    b1: _Prior = _prior_of("b1", '{ kind = "uniform", low = 0.5, high = 4.0 }')
-    b2: _Prior = _prior_of("b2", '{ kind = "normal", mean = 0.0, sd = 1.0 }')
-    bs2: _Prior = _prior_of("bs2", '{ kind = "normal", mean = 0.0, sd = 1.0 }')
-    bnabla2: _Prior = _prior_of("bnabla2", '{ kind = "normal", mean = 0.0, sd = 10.0 }')
-    bphi: _Prior = _prior_of("bphi", '{ kind = "normal", mean = 3.0, sd = 1.0 }')
-    bphidelta: _Prior = _prior_of("bphidelta", '{ kind = "normal", mean = 0.0, sd = 5.0 }')
-    f_nl: _Prior = _prior_of("cosmology.f_nl", '{ kind = "normal", mean = 0.0, sd = 50.0 }')
-    sigma: _Prior = _prior_of("likelihood.sigma", '{ kind = "lognormal", median = 0.5, sd = 0.3 }')
-    nbar: _Prior = _prior_of("likelihood.nbar", '{ kind = "lognormal", median = 2.0, sd = 0.3 }')
+
+class Priors(create_model("Priors", __base__=Section, **_ROWS)):
+    """The parameters that are sampled; those that are not listed are fixed."""
 
     @property
     def given(self) -> dict[str, PriorTable]:
@@ -169,7 +138,7 @@ class Priors(Section):
     @property
     def distributions(self) -> dict[str, Any]:
         """Their distributions, by the names of the library."""
-        return {COSMOLOGY.get(name, name): table.build() for name, table in self.given.items()}
+        return {NAMES[name]: table.build() for name, table in self.given.items()}
 
 
 class Start(Section):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast
 
+from pmwd_dist.observe.sampled_parameters import BIASES
 from pmwd_dist.run.outputs.registry import outputs_of
 from pmwd_dist.run.settings.likelihoods import KINDS
 from pmwd_dist.run.settings.simulation import Settings, SimulationSettings
@@ -123,8 +124,6 @@ def _likelihood(settings: InferenceSettings) -> Problems:
 
 
 def _model(settings: InferenceSettings) -> Problems:
-    from pmwd_dist.run.settings.inference_sections import BIASES
-
     model, given, box = settings.model, settings.priors.given, settings.box
     linear = model.gravity == "linear"
     if linear and model.bias == "lagrangian":
