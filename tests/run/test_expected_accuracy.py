@@ -14,14 +14,13 @@ import pytest
 from runs import read
 
 import pmwd_dist as pmd
-from pmwd_dist.pm.solvers import FORMULAS
+from pmwd_dist.pm.solvers import FORMULAS, INTEGRATORS
 from pmwd_dist.pm.solvers.diffrax_solvers import SOLVERS
 from pmwd_dist.pm.time_steps import step_times
 from pmwd_dist.run.settings import SimulationSetup
 from pmwd_dist.run.settings.physics import training_warnings
 from pmwd_dist.run.settings.simulation_sections import Force
 from pmwd_dist.run.simulation.accuracy import (
-    EXACT_LINEAR_GROWTH,
     accuracy_line,
     convergence_warning,
     expected_error,
@@ -48,9 +47,10 @@ def test_growth_that_steps_lose_is_that_of_a_run() -> None:
     table = pmd.growth_table(COSMO)
     times = np.asarray(step_times(table, simulation.config))
     assert long_wave_growth(FORMULAS[simulation.solver], table, times) ** 2 == pytest.approx(1 - 0.2156, abs=0.01)
+    assert SOLVERS.keys() == INTEGRATORS.keys()
     for name, solver in SOLVERS.items():
         exact = long_wave_growth(solver().coefficients, table, times) == pytest.approx(1, abs=1e-6)
-        assert exact == (name in EXACT_LINEAR_GROWTH)
+        assert exact == INTEGRATORS[name].exact_growth
         assert long_wave_growth(FORMULAS[name], table, times) == long_wave_growth(solver().coefficients, table, times)
     warning = growth_warning(simulation, times)
     assert warning is not None

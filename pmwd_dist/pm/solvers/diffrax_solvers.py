@@ -153,4 +153,4 @@ class LeapFrog(SplitSolver):
     coefficients: ClassVar[Formula] = staticmethod(leapfrog)
 
 
-SOLVERS: dict[str, type[SplitSolver]] = {"bullfrog": BullFrog, "fastpm": FastPM, "leapfrog": LeapFrog}
+SOLVERS: dict[str, type[SplitSolver]] = {solver.__name__.lower(): solver for solver in SplitSolver.__subclasses__()}

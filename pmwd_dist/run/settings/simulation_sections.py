@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
@@ -12,6 +12,7 @@ from pmwd_dist.cosmology.parameters import LARGEST_W
 from pmwd_dist.io.snapshot.base import Precision
 from pmwd_dist.io.snapshot.writer import Compression, Format
 from pmwd_dist.parallel.defaults import BackendName, HaloComm, TransposeComm
+from pmwd_dist.pm.solvers import SolverName
 from pmwd_dist.run.settings.section import (
     Counts,
     File,
@@ -90,7 +91,7 @@ class Time(Section):
     a_start: float = about("scale factor of the initial conditions", 0.1, ge=1e-3, lt=2)
     a_stop: float = about("scale factor at the end", 1.0, gt=1e-3, le=2)
     steps: int = about("number of time steps, uniform in the growth factor", 20, ge=1, le=100_000)
-    solver: Literal["bullfrog", "fastpm", "leapfrog"] = about("bullfrog, fastpm or leapfrog", "bullfrog")
+    solver: SolverName = about(" or ".join(", ".join(get_args(SolverName)).rsplit(", ", 1)), "bullfrog")
     lpt_order: Literal[1, 2, 3] = about("order of the initial conditions: 1 (Zel'dovich), 2 or 3", 2)
 
 

@@ -18,12 +18,10 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.cosmology.parameters import parameters
 from pmwd_dist.cosmology.radiation import MASSLESS, N_EFF, PHOTONS
-from pmwd_dist.pm.solvers import FORMULAS, Formula
+from pmwd_dist.pm.solvers import INTEGRATORS, Formula
 from pmwd_dist.pm.time_steps import step_times
 from pmwd_dist.run.settings import SimulationSetup
 
-EXACT_LINEAR_GROWTH = ("bullfrog", "fastpm")  # at any number of steps
-_STEPS_OF = {"leapfrog": "fastpm"}  # which adds the lost growth to the errors of this table
 _CONVERGED = 5.0  # error of P(k) of a model that is converged [per cent]
 
 
@@ -33,10 +31,11 @@ def expected_error(simulation: SimulationSetup, times: Sequence[float]) -> tuple
     None where nothing was measured: meshes coarser than the particles, corrections from elsewhere.
     """
     config, correction, steps = simulation.config, simulation.potential_factor, len(times) - 1
-    if _cells(config) < 1 or (correction is not None and correction.error is None):
+    integrator = INTEGRATORS[simulation.solver]
+    if _cells(config) < 1 or integrator.errors is None or (correction is not None and correction.error is None):
         return None
-    error = _measured(config, simulation.solver, steps)
-    if simulation.solver not in EXACT_LINEAR_GROWTH:
+    error = _measured(config, integrator.errors, steps)
+    if not integrator.exact_growth:
         error = error + abs(growth_change(simulation, times))
     if correction is not None:  # trained with the default start and solver
         trained = _measured(replace(config, a_start=0.1, lpt_order=2), "bullfrog", steps)
@@ -45,12 +44,12 @@ def expected_error(simulation: SimulationSetup, times: Sequence[float]) -> tuple
 
 
 def _measured(config: Config, solver: str, steps: int) -> np.ndarray:
-    """Sum of the errors of P(k) of a mesh, its force, a start and a solver, without that of linear growth."""
+    """Sum of the errors of P(k) of a mesh, its force, a start and the table of a solver."""
     fine = _cells(config) >= 2
     error = _at("two_cells" if fine else "one_cell", "starts", config.a_start, config)
     if config.lpt_order < 3:
         error = error + _at(f"lpt{config.lpt_order}", "starts", config.a_start, config)
-    error = error + _at(_STEPS_OF.get(solver, solver), "steps", steps, config)
+    error = error + _at(solver, "steps", steps, config)
     for option in ("spectral",) * (config.gradient == "spectral") + ("compensated",) * config.compensated:
         error = error + _at_spacing(option, config)[int(fine)]
     return error
@@ -125,9 +124,10 @@ def convergence_warning(simulation: SimulationSetup, gravity: str, compared: flo
 
 def growth_change(simulation: SimulationSetup, times: Sequence[float]) -> float:
     """Change of P(k) of long waves by the time steps [per cent]."""
-    if simulation.solver in EXACT_LINEAR_GROWTH:
+    integrator = INTEGRATORS[simulation.solver]
+    if integrator.exact_growth:
         return 0.0
-    return 100 * (long_wave_growth(FORMULAS[simulation.solver], growth_table(simulation.cosmo), times) ** 2 - 1)
+    return 100 * (long_wave_growth(integrator.formula, growth_table(simulation.cosmo), times) ** 2 - 1)
 
 
 def growth_warning(simulation: SimulationSetup, times: Sequence[float]) -> str | None:
