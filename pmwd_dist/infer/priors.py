@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.observe.sampled_parameters import bound_of
+from pmwd_dist.cosmology.sampled_parameters import bound_of
 
 
 class Prior(Protocol):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import numpy as np
 
 from pmwd_dist._files import atomic_write
-from pmwd_dist.observe.sampled_parameters import SYMBOLS
+from pmwd_dist.cosmology.sampled_parameters import SYMBOLS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

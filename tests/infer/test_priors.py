@@ -14,9 +14,9 @@ from scipy import stats
 
 from pmwd_dist import infer
 from pmwd_dist.cosmology.sampled import COSMOLOGY
+from pmwd_dist.cosmology.sampled_parameters import BIASES, PARAMETERS
 from pmwd_dist.infer.priors import unwhiten, whiten
 from pmwd_dist.observe.bias import LagrangianBias
-from pmwd_dist.observe.sampled_parameters import BIASES, PARAMETERS
 
 CASES: dict[str, tuple[Any, Any]] = {
     "normal": (infer.Normal(0.3, 0.05), stats.norm(0.3, 0.05)),

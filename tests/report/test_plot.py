@@ -12,7 +12,7 @@ import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist import observe
-from pmwd_dist.observe.sampled_parameters import SYMBOLS
+from pmwd_dist.cosmology.sampled_parameters import SYMBOLS
 from pmwd_dist.report.page import write_page
 from pmwd_dist.report.style import markup
 

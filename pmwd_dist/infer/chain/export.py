@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist.cosmology.sampled_parameters import SYMBOLS
 from pmwd_dist.infer.chain.chain import Chain
-from pmwd_dist.observe.sampled_parameters import SYMBOLS
 
 
 def as_arviz(chain: Chain) -> Any:

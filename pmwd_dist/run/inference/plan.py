@@ -16,11 +16,11 @@ from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.cosmology.parameters import Parameters
 from pmwd_dist.cosmology.sampled import cosmology_at
+from pmwd_dist.cosmology.sampled_parameters import BIASES, NAMES, PARAMETERS
 from pmwd_dist.infer.chain.folder import chain_files
 from pmwd_dist.infer.likelihoods import data_warning, shown
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
-from pmwd_dist.observe.sampled_parameters import BIASES, NAMES, PARAMETERS
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.control import Control
 from pmwd_dist.run.common.data_files import NOISE, read_files, read_noise

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, ValidationError, create_model
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist.cosmology.sampled_parameters import NAMES, PARAMETERS
 from pmwd_dist.infer import priors
 from pmwd_dist.infer.constants import ENERGY_VARIANCE
 from pmwd_dist.infer.priors import Prior
-from pmwd_dist.observe.sampled_parameters import NAMES, PARAMETERS
 from pmwd_dist.run.settings import likelihoods
 from pmwd_dist.run.settings.section import File, Section, about
 from pmwd_dist.run.settings.writing import Raw, toml_value

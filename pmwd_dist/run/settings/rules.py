@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast
 
-from pmwd_dist.observe.sampled_parameters import BIASES
+from pmwd_dist.cosmology.sampled_parameters import BIASES
 from pmwd_dist.run.outputs.registry import outputs_of
 from pmwd_dist.run.settings.likelihoods import KINDS
 from pmwd_dist.run.settings.simulation import Settings, SimulationSettings

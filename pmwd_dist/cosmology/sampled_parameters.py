@@ -1,4 +1,7 @@
-"""Parameters that an inference may sample, in one table."""
+"""Parameters that an inference may sample, in one table.
+
+Figures are drawn in a process without JAX, which reads the symbols: this module imports none of it.
+"""
 
 from __future__ import annotations
 
