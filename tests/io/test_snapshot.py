@@ -27,7 +27,7 @@ from pmwd_dist.io.snapshot.header import named_background, read_header
 from pmwd_dist.io.snapshot.reader import load_snapshot
 from pmwd_dist.io.snapshot.writer import save_snapshot
 from pmwd_dist.run.common.data_files import read_array
-from pmwd_dist.run.simulation import fields
+from pmwd_dist.run.outputs import fields
 
 BOX, N, A = 50.0, 8, 0.5
 SHAPE = (N, N, 2 * N)
