@@ -50,7 +50,7 @@ def plan_of(case: Case, folder: Path) -> Any:
     """The plan of a run, in an empty folder."""
     from pmwd_dist.run.common.folder import prepare_folder
     from pmwd_dist.run.settings import SimulationSettings, read_as
-    from pmwd_dist.run.simulation.plan import SimulationJob
+    from pmwd_dist.run.simulation.job import SimulationJob
 
     file = folder / "run.toml"
     halo = case.halo if case.halo.isdigit() else f'"{case.halo}"'

@@ -28,7 +28,7 @@ from pmwd_dist.run.common.job import Job, execute
 from pmwd_dist.run.common.lock import folder_lock
 from pmwd_dist.run.settings import Settings, SettingsError, SimulationSettings, read_any, read_as
 from pmwd_dist.run.settings.section import duration
-from pmwd_dist.run.simulation.plan import SimulationJob
+from pmwd_dist.run.simulation.job import SimulationJob
 from pmwd_dist.run.simulation.planning import MOST_DEVICES, WIDEST, planning_lines
 from pmwd_dist.run.simulation.programs import compile_ahead
 

@@ -27,9 +27,9 @@ import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist.cli import main as cli
+from pmwd_dist.io.snapshot import writer
 from pmwd_dist.io.snapshot.writer import FORMATS, Format, Snapshot
 from pmwd_dist.run.outputs.writer import Writer
-from pmwd_dist.run.simulation import output
 
 BOX, A = 64.0, 0.5
 CONFIG = """
@@ -185,7 +185,7 @@ class Recorded(Snapshot):
 def check_run(n: int, kind: Format) -> None:
     """Files hold the particles of a run, also of one that a full disk ended and that was resumed."""
     Recorded.particles.clear()
-    output.Snapshot = Recorded  # type: ignore[misc]
+    writer.Snapshot = Recorded  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "run.toml").write_text(CONFIG.format(n=n, kind=kind))

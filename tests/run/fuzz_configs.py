@@ -20,7 +20,7 @@ from runs import read
 
 from pmwd_dist.run.settings import SettingsError, SimulationSettings, to_toml
 from pmwd_dist.run.settings.template import template
-from pmwd_dist.run.simulation.plan import SimulationJob
+from pmwd_dist.run.simulation.job import SimulationJob
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from processes import Tally, arguments, in_own_process

@@ -18,7 +18,7 @@ import pytest
 from pmwd_dist.cli import main
 from pmwd_dist.run.common.folder import Event, prepare_folder
 from pmwd_dist.run.settings import SimulationSettings, read_as
-from pmwd_dist.run.simulation.plan import SimulationJob
+from pmwd_dist.run.simulation.job import SimulationJob
 
 SMALL = """
 [box]

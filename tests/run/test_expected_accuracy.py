@@ -28,7 +28,7 @@ from pmwd_dist.run.simulation.accuracy import (
     long_wave_growth,
     resolution_line,
 )
-from pmwd_dist.run.simulation.plan import SimulationJob
+from pmwd_dist.run.simulation.job import SimulationJob
 
 COSMO = jax_cosmo.Planck15()
 

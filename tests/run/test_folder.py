@@ -27,7 +27,7 @@ from pmwd_dist.run.common import fingerprint, folder, lock, manifest, report
 from pmwd_dist.run.common.folder import Event, Log, StartError, hold_folder, prepare_folder, state, status_of
 from pmwd_dist.run.common.report import write_report
 from pmwd_dist.run.settings.simulation_sections import Noise
-from pmwd_dist.run.simulation.plan import SimulationJob
+from pmwd_dist.run.simulation.job import SimulationJob
 
 
 @pytest.fixture(scope="module")

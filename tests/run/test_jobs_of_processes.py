@@ -27,7 +27,7 @@ from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.inference import verdict
 from pmwd_dist.run.inference.plan import InferenceJob
 from pmwd_dist.run.settings import InferenceSettings, read_as
-from pmwd_dist.run.simulation.plan import SimulationJob
+from pmwd_dist.run.simulation.job import SimulationJob
 
 PLAIN = """
 [cosmology]

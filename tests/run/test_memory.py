@@ -19,7 +19,7 @@ from pmwd_dist.pm.stepping import host
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.settings import SettingsError
-from pmwd_dist.run.simulation.plan import SimulationJob
+from pmwd_dist.run.simulation.job import SimulationJob
 
 
 def test_initial_conditions_are_those_of_the_library(cosmo: Any):

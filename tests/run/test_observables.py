@@ -23,7 +23,7 @@ from pmwd_dist.run.common.folder import StartError
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.settings import SettingsError
-from pmwd_dist.run.simulation.plan import SimulationJob
+from pmwd_dist.run.simulation.job import SimulationJob
 
 ALL = (
     "output.redshifts=0",

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,9 @@ import numpy as np
 
 from pmwd_dist._jax.native import native_version
 from pmwd_dist.parallel.distributed import exchange
+from pmwd_dist.run.common.plan import Plan
 from pmwd_dist.run.outputs.registry import SECTIONS
 from pmwd_dist.run.settings.writing import toml_value
-
-if TYPE_CHECKING:
-    from pmwd_dist.run.common.job import Job
 
 Identity = dict[str, Any]
 _PACKAGES = ("pmwd-dist", "jax", "jaxlib", "diffrax", "jax-cosmo", "numpy", "h5py")
@@ -40,7 +38,7 @@ def may_change(key: str) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in _FREE)
 
 
-def identity(job: Job) -> Identity:
+def identity(job: Plan) -> Identity:
     """Settings that change the result of a run, by their keys, as JSON holds them.
 
     Files are represented by digests of their content. Version and floating-point precision are keys, too.
@@ -89,7 +87,7 @@ def differences(kept: Identity, own: Identity, holder: str) -> list[str]:
     ]
 
 
-def compare_processes(job: Job, **options: Any) -> list[str]:
+def compare_processes(job: Plan, **options: Any) -> list[str]:
     """Raise ValueError unless all processes have the same job, versions, options and random numbers. Collective.
 
     Differences that change no result by themselves are returned as warnings.

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pmwd_dist._files import append_text, atomic_write, read_bytes, read_text, temporary
 from pmwd_dist.io.arrays import ArrayFileError
@@ -18,17 +18,15 @@ from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
 from pmwd_dist.run.common import lock, manifest
 from pmwd_dist.run.common.fingerprint import Identity, differences, identity
 from pmwd_dist.run.common.lock import folder_lock
+from pmwd_dist.run.common.plan import Plan
 from pmwd_dist.run.settings import to_toml
-
-if TYPE_CHECKING:
-    from pmwd_dist.run.common.job import Job
 
 CONFIG = "config.toml"
 RUN, LOG, REPORT = "run.json", "log.jsonl", "report.html"
 _COPIES = {"cosmology": ("linear_power", "linear_power.txt"), "force": ("correction", "force.json")}  # of files, by key
 
 
-def prepare_folder(job: Job, *, overwrite: bool = False) -> None:
+def prepare_folder(job: Plan, *, overwrite: bool = False) -> None:
     """Make the output folder and write the manifest and the configuration into it. Collective.
 
     Args:
@@ -59,7 +57,7 @@ def _content(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if path.name not in own] if folder.exists() else []
 
 
-def _check_content(job: Job, *, overwrite: bool) -> None:
+def _check_content(job: Plan, *, overwrite: bool) -> None:
     folder = job.folder
     if not _content(folder):
         return
@@ -68,7 +66,7 @@ def _check_content(job: Job, *, overwrite: bool) -> None:
     manifest.check_free(folder, [CONFIG, RUN, LOG, REPORT, *(name for _, name in _COPIES.values()), *job.files])
 
 
-def _write_config(job: Job) -> None:
+def _write_config(job: Plan) -> None:
     """Remove the files of an earlier run; write the settings, and copies of small files that they name."""
     folder, settings = job.folder, job.settings
     files = {"cosmology": settings.cosmology.table, "force": settings.force.correction}
@@ -217,7 +215,7 @@ def start_errors() -> Generator[None]:
 
 
 @contextmanager
-def hold_folder(job: Job, *, resume: bool = False) -> Generator[None]:
+def hold_folder(job: Plan, *, resume: bool = False) -> Generator[None]:
     """Lock the prepared folder of a job against other processes. Collective.
 
     Raises:
@@ -234,7 +232,7 @@ def hold_folder(job: Job, *, resume: bool = False) -> Generator[None]:
         yield
 
 
-def check_identity(job: Job, kept: Identity, where: Path, holder: str) -> None:
+def check_identity(job: Plan, kept: Identity, where: Path, holder: str) -> None:
     """Raise ArrayFileError unless an earlier job had the settings of this one."""
     if lines := differences(kept, identity(job), holder):
         raise ArrayFileError("\n".join([f"{where}: made by other settings than those of {CONFIG}", *lines]))

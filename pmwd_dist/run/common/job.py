@@ -1,20 +1,13 @@
-"""A job: a simulation or an inference that writes into a folder and can be resumed.
-
-Functions marked "Collective" communicate: all processes must call them, in the same order.
-"""
+"""A job: a plan with its work, which can be resumed."""
 
 from __future__ import annotations
 
 import platform
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from abc import abstractmethod
+from typing import Any
 
 import jax
-import numpy as np
 
 from pmwd_dist._files import message
 from pmwd_dist._jax.native import native_available
@@ -24,74 +17,14 @@ from pmwd_dist.parallel import distributed
 from pmwd_dist.run.common.control import Control
 from pmwd_dist.run.common.fingerprint import versions
 from pmwd_dist.run.common.folder import REPORT, Listener, Log, hold_folder, status_of
+from pmwd_dist.run.common.plan import Plan
 from pmwd_dist.run.common.report import write_report
 from pmwd_dist.run.common.resources import peak_memory
 from pmwd_dist.run.common.signals import Interrupted, stop_requests
-from pmwd_dist.run.settings import Settings, SimulationSetup
-from pmwd_dist.run.settings.table import power_name
 
 
-@dataclass(frozen=True)
-class Job(ABC):
-    """A simulation or an inference, as its settings describe it, on the current devices.
-
-    Args:
-      settings: sections of the TOML file.
-      simulation: configuration, cosmology and solver of the settings.
-      folder: output folder.
-      data: arrays of other files that the settings name, by their keys.
-    """
-
-    settings: Settings
-    simulation: SimulationSetup
-    folder: Path
-    data: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray], kw_only=True)
-
-    extending: ClassVar[tuple[str, ...]] = ()  # beginnings of the keys with which a finished job can be resumed
-
-    @classmethod
-    @abstractmethod
-    def of(cls, settings: Any, folder: Path) -> Self:
-        """The job of these settings.
-
-        Raises:
-          SettingsError: the settings don't fit the devices, the files or each other.
-        """
-
-    def of_main(self) -> Self:
-        """The job with the numbers of process 0 where processes may round differently. Collective."""
-        return self
-
-    @property
-    @abstractmethod
-    def steps(self) -> int:
-        """Number of steps."""
-
-    @property
-    @abstractmethod
-    def files(self) -> list[str]:
-        """Names of the results."""
-
-    @property
-    @abstractmethod
-    def expected_memory(self) -> int:
-        """Expected peak of host memory of one process [bytes]; on GPUs, of the memory of each device."""
-
-    @abstractmethod
-    def check(self) -> list[str]:
-        """Warnings about memory, disk and accuracy.
-
-        Raises:
-          SettingsError: memory or disk can't suffice.
-        """
-
-    @abstractmethod
-    def lines(self) -> list[str]:
-        """Description of the job."""
-
-    def memory_lines(self) -> list[str]:
-        """Further lines on memory."""
-        return []
+class Job(Plan):
+    """A simulation or an inference, and its work."""
 
     def find_checkpoint(self) -> Any:
         """The checkpoint to resume from; None if there is none. Collective.
@@ -126,31 +59,6 @@ class Job(ABC):
             "lines": self.lines(),
             "versions": versions(),
         }
-
-    @property
-    def device_line(self) -> str:
-        """Description of the devices."""
-        config, processes = self.simulation.config, jax.process_count()
-        px, py = config.decomposition.pdims
-        blocks = "one block" if px * py == 1 else f"{px} slabs" if py == 1 else f"{px} x {py} pencils"
-        kind, count = config.decomposition.mesh.devices.flat[0].device_kind, config.decomposition.mesh.size
-        groups = "" if count == px * py else f"chains in {count // (px * py)} groups, each "
-        return (
-            f"devices     {count} x {kind} in {processes} process{'es' * (processes > 1)}, {groups}mesh as {blocks}, "
-            f"halo {config.halo}, native ops {'on' if native_available() else 'off: slower, see `pmwd-dist doctor`'}"
-        )
-
-    @property
-    def power_text(self) -> str:
-        """Linear power spectrum."""
-        power = power_name(self.settings.cosmology.linear_power) + self.simulation.power_error
-        return f"linear P(k): {power}, sigma8 = {self.simulation.sigma8:.4g}"
-
-    @property
-    def memory_text(self) -> str:
-        """Expected memory."""
-        where = "process" if self.simulation.config.decomposition.platform == "cpu" else "device"
-        return f"{size(self.expected_memory)} of memory a {where}"
 
 
 def execute(
@@ -212,10 +120,3 @@ def _report(job: Job, log: Log, status: str) -> None:
         write_report(job.folder)
     except (OSError, ValueError) as error:
         log.warn(f"{job.folder / REPORT} is not written: {message(error)}")
-
-
-def three(values: Sequence[float]) -> str:
-    """Three numbers, or one if they are equal."""
-    if len(set(values)) == 1:
-        return f"{values[0]:g}^3" if isinstance(values[0], int) else f"{values[0]:g}"
-    return " x ".join(f"{value:g}" for value in values)

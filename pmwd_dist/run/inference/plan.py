@@ -25,7 +25,8 @@ from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.control import Control
 from pmwd_dist.run.common.data_files import NOISE, read_files, read_noise
 from pmwd_dist.run.common.folder import Log
-from pmwd_dist.run.common.job import Job, three
+from pmwd_dist.run.common.job import Job
+from pmwd_dist.run.common.plan import three
 from pmwd_dist.run.inference.memory import RUNTIME, InferenceMemory, inference_memory, inference_problem, too_large
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSetup, build
 from pmwd_dist.run.settings.inference import CHAINS

@@ -1,4 +1,4 @@
-"""The loop of a simulation: runs the plan, a `SimulationJob` of `plan.py`, and resumes it from a checkpoint."""
+"""The loop of a simulation: runs the plan of `plan.py`, and resumes it from a checkpoint."""
 
 from __future__ import annotations
 
@@ -37,13 +37,16 @@ from pmwd_dist.pm.status import Code, SimulationError, Status, successful
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.stepping.host import StepSchedule
 from pmwd_dist.pm.stepping.step import MidStep
+from pmwd_dist.report import drawing
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.control import Control
 from pmwd_dist.run.common.fingerprint import identity
 from pmwd_dist.run.common.folder import Log, check_identity, start_errors
+from pmwd_dist.run.common.job import Job
 from pmwd_dist.run.common.resources import peak_memory
 from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.outputs import light_cone
+from pmwd_dist.run.outputs.registry import figures
 from pmwd_dist.run.outputs.writer import Writer
 from pmwd_dist.run.settings import SimulationSetup
 from pmwd_dist.run.simulation.halo_width import (
@@ -54,7 +57,7 @@ from pmwd_dist.run.simulation.halo_width import (
     with_halo_of,
 )
 from pmwd_dist.run.simulation.output import write_last, write_output
-from pmwd_dist.run.simulation.plan import SimulationJob
+from pmwd_dist.run.simulation.plan import SimulationPlan
 
 T = TypeVar("T")
 Saved = tuple[Path, dict[str, Any]]  # a checkpoint and its description
@@ -126,7 +129,38 @@ class Progress:
         return status
 
 
-def run(plan: SimulationJob, log: Log, control: Control, saved: Saved | None) -> None:
+class SimulationJob(SimulationPlan, Job):
+    """A simulation and its loop."""
+
+    def describe(self) -> dict[str, Any]:
+        """Fields of the log as JSON holds them."""
+        redshifts = sorted(self.outputs.values(), reverse=True)
+        own = {"snapshot": self.settings.output.snapshot, "expected_disk": self.expected_disk}
+        if self.simulation.start is not None:
+            own["start"] = self.simulation.start.digest
+        return super().describe() | {"redshifts": redshifts, **own}
+
+    def find_checkpoint(self) -> Any:
+        """The last checkpoint and its description; None if there is none. Collective."""
+        return find_checkpoint(self)
+
+    def work(self, log: Log, control: Control, checkpoint: Any) -> None:
+        """Take all steps from a checkpoint, or from the initial conditions. Collective."""
+        run(self, log, control, checkpoint)
+        if distributed.is_main():
+            try:
+                self.draw()
+            except (OSError, ValueError) as error:
+                log.warn(f"figures are missing: {message(error)}; `pmwd-dist report {self.folder}` draws them")
+
+    def draw(self) -> None:
+        """Wait for the figures, and draw the ones that are missing."""
+        if self.settings.output.figures:
+            with part("output: waiting"):
+                drawing.finish(figures(self.folder, self.files))
+
+
+def run(plan: SimulationPlan, log: Log, control: Control, saved: Saved | None) -> None:
     """Take all steps from a checkpoint, or from the initial conditions, and write the outputs. Collective."""
     with _communication(plan.simulation.config):
         with log.naming("initial conditions" if saved is None else "checkpoint"):
@@ -151,7 +185,7 @@ def _communication(config: Config) -> AbstractContextManager[None]:
 
 
 @part("initial conditions")
-def _begin(plan: SimulationJob, log: Log) -> Progress:
+def _begin(plan: SimulationPlan, log: Log) -> Progress:
     """The particles at the initial time: of a snapshot, or of noise, linear modes and LPT."""
     simulation = plan.simulation
     config = simulation.config
@@ -181,7 +215,7 @@ def _particles_of_noise(simulation: SimulationSetup) -> ExactParticles:
 
 
 @part("checkpoint")
-def _restore(plan: SimulationJob, log: Log, path: Path, content: dict[str, Any]) -> Progress:
+def _restore(plan: SimulationPlan, log: Log, path: Path, content: dict[str, Any]) -> Progress:
     """The state of a checkpoint on the current devices."""
     config, shape = plan.simulation.config, (*plan.simulation.config.particle_shape, 3)
     disp = jax.ShapeDtypeStruct(shape, _dtype(), sharding=config.decomposition.sharding)
@@ -199,7 +233,7 @@ def _restore(plan: SimulationJob, log: Log, path: Path, content: dict[str, Any])
     return Progress(config, particles, tree["status"], _schedule(plan), step, tree.get("shells"))
 
 
-def _set_halo(plan: SimulationJob, progress: Progress, displacement: float, log: Log) -> None:
+def _set_halo(plan: SimulationPlan, progress: Progress, displacement: float, log: Log) -> None:
     """Take a halo that holds displacements up to this one [Mpc/h]."""
     displacement = float(from_main(displacement))
     progress.config = with_halo_of(displacement, plan.simulation.config)
@@ -212,7 +246,7 @@ def _dtype() -> np.dtype:
     return np.dtype(jnp.result_type(float))
 
 
-def _schedule(plan: SimulationJob) -> StepSchedule:
+def _schedule(plan: SimulationPlan) -> StepSchedule:
     """The steps of the whole run."""
     simulation = plan.simulation
     table = growth_table_to(simulation.config.lpt_order, simulation.cosmo)
@@ -221,12 +255,12 @@ def _schedule(plan: SimulationJob) -> StepSchedule:
     return _replicated(from_main(host.make_schedule(table, times, simulation.config, formula, factor)), plan)
 
 
-def _replicated(tree: T, plan: SimulationJob) -> T:
+def _replicated(tree: T, plan: SimulationPlan) -> T:
     """A copy on each device, as a step returns it: with another sharding the first step would compile twice."""
     return jax.device_put(jax.tree.map(np.asarray, tree), plan.simulation.config.decomposition.replicated)
 
 
-def _advance_all(plan: SimulationJob, progress: Progress, log: Log, control: Control, writer: Writer) -> None:
+def _advance_all(plan: SimulationPlan, progress: Progress, log: Log, control: Control, writer: Writer) -> None:
     """Take all remaining steps and write their outputs; write a checkpoint if one of them fails."""
     every = plan.settings.output.checkpoint_every
     try:
@@ -250,7 +284,7 @@ def _advance_all(plan: SimulationJob, progress: Progress, log: Log, control: Con
 
 
 @part("steps")
-def _step(plan: SimulationJob, progress: Progress, log: Log) -> None:
+def _step(plan: SimulationPlan, progress: Progress, log: Log) -> None:
     i, config, cone = progress.step, progress.config, plan.simulation.light_cone
     began = time.perf_counter()
     status = progress.advance(cone)
@@ -282,7 +316,7 @@ def _step(plan: SimulationJob, progress: Progress, log: Log) -> None:
 
 
 @part("output: computing")
-def _output_if_due(plan: SimulationJob, progress: Progress, log: Log, writer: Writer) -> None:
+def _output_if_due(plan: SimulationPlan, progress: Progress, log: Log, writer: Writer) -> None:
     if progress.step in plan.outputs:
         began = time.perf_counter()
         z = plan.outputs[progress.step]
@@ -313,7 +347,7 @@ def _log_output(log: Log, step: int, z: float, files: Sequence[str], began: floa
 
 
 @part("checkpoint")
-def _checkpoint(plan: SimulationJob, progress: Progress, log: Log) -> None:
+def _checkpoint(plan: SimulationPlan, progress: Progress, log: Log) -> None:
     began = time.perf_counter()
     particles = progress.particles()
     tree: dict[str, Any] = {
@@ -334,7 +368,7 @@ def _checkpoint(plan: SimulationJob, progress: Progress, log: Log) -> None:
     log("checkpoint", step=progress.step, path=path.name, seconds=time.perf_counter() - began)
 
 
-def _keep_checkpoint(plan: SimulationJob, kept: Path | None) -> None:
+def _keep_checkpoint(plan: SimulationPlan, kept: Path | None) -> None:
     """Remove all checkpoints but one, and unfinished ones."""
     if distributed.is_main():
         for path in manifest.checkpoints(plan.folder):
@@ -344,7 +378,7 @@ def _keep_checkpoint(plan: SimulationJob, kept: Path | None) -> None:
 
 
 def _checkpoint_after_failure(
-    plan: SimulationJob, progress: Progress, log: Log, writer: Writer, failure: Exception
+    plan: SimulationPlan, progress: Progress, log: Log, writer: Writer, failure: Exception
 ) -> None:
     """Write a checkpoint if any step is done and its particles are finite; warn if it can't be written.
 
@@ -366,7 +400,7 @@ def _checkpoint_after_failure(
         log.warn(f"no checkpoint of step {progress.step} could be written: {message(error)}")
 
 
-def find_checkpoint(plan: SimulationJob) -> Saved | None:
+def find_checkpoint(plan: SimulationPlan) -> Saved | None:
     """The last checkpoint in the folder of a plan and its description, None if none exists. Collective.
 
     Raises:
@@ -382,7 +416,7 @@ def find_checkpoint(plan: SimulationJob) -> Saved | None:
     return None if path is None or content is None else (path, content)
 
 
-def _check_steps(plan: SimulationJob, content: dict[str, Any], path: Path) -> None:
+def _check_steps(plan: SimulationPlan, content: dict[str, Any], path: Path) -> None:
     """Raise unless the plan has the steps and outputs up to the checkpoint."""
     step = content["step"]
     done = [z for i, z in content["outputs"] if i < step]

@@ -17,11 +17,11 @@ from pmwd_dist.run.common import manifest
 from pmwd_dist.run.outputs.base import View
 from pmwd_dist.run.outputs.registry import figures
 from pmwd_dist.run.outputs.writer import Writer
-from pmwd_dist.run.simulation.plan import SimulationJob
+from pmwd_dist.run.simulation.plan import SimulationPlan
 
 
 def write_output(
-    plan: SimulationJob, rest: ExactParticles, moving: Callable[[], Particles], a: float, z: float, writer: Writer
+    plan: SimulationPlan, rest: ExactParticles, moving: Callable[[], Particles], a: float, z: float, writer: Writer
 ) -> list[str]:
     """Measure all outputs at a redshift, and write them into the run's folder. Collective.
 
@@ -58,7 +58,7 @@ def write_output(
     return names
 
 
-def write_last(plan: SimulationJob, shells: Array) -> list[str]:
+def write_last(plan: SimulationPlan, shells: Array) -> list[str]:
     """Write the files at the end of a run, whose light cone has these shells, into its folder. Collective.
 
     Returns:

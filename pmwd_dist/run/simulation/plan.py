@@ -6,26 +6,21 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import jax
 import numpy as np
 
-from pmwd_dist._files import free_space, message
-from pmwd_dist._jax.profile import part
+from pmwd_dist._files import free_space
 from pmwd_dist._memory import available_memory, size
-from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import from_main
 from pmwd_dist.pm.noise import NoiseKind
 from pmwd_dist.pm.time_steps import step_times
-from pmwd_dist.report import drawing
 from pmwd_dist.run.common import resources
-from pmwd_dist.run.common.control import Control
 from pmwd_dist.run.common.data_files import NOISE, read_files, read_noise
-from pmwd_dist.run.common.folder import Log
-from pmwd_dist.run.common.job import Job, three
+from pmwd_dist.run.common.plan import Plan, three
 from pmwd_dist.run.outputs.base import Output
-from pmwd_dist.run.outputs.registry import figures, outputs_of
+from pmwd_dist.run.outputs.registry import outputs_of
 from pmwd_dist.run.settings import SettingsError, SimulationSettings, SimulationSetup, build
 from pmwd_dist.run.settings.physics import cosmology_warnings
 from pmwd_dist.run.simulation import accuracy
@@ -37,7 +32,7 @@ _GPU_BUFFER = 1 << 29  # of an output [bytes]: chunks that are written soon are 
 
 
 @dataclass(frozen=True)
-class SimulationJob(Job):
+class SimulationPlan(Plan):
     """A simulation that writes its results into a folder.
 
     Args:
@@ -194,37 +189,6 @@ class SimulationJob(Job):
         cells = " x ".join(str(int(factor * n)) for n in config.mesh_shape)
         return [f"memory      a device: {size(need)}, in {stage}; a mesh of about {cells} fits into {size(limit)}"]
 
-    def describe(self) -> dict[str, Any]:
-        """Fields of the log as JSON holds them."""
-        redshifts = sorted(self.outputs.values(), reverse=True)
-        own = {"snapshot": self.settings.output.snapshot, "expected_disk": self.expected_disk}
-        if self.simulation.start is not None:
-            own["start"] = self.simulation.start.digest
-        return super().describe() | {"redshifts": redshifts, **own}
-
-    def find_checkpoint(self) -> Any:
-        """The last checkpoint and its description; None if there is none. Collective."""
-        from pmwd_dist.run.simulation.job import find_checkpoint
-
-        return find_checkpoint(self)
-
-    def work(self, log: Log, control: Control, checkpoint: Any) -> None:
-        """Take all steps from a checkpoint, or from the initial conditions. Collective."""
-        from pmwd_dist.run.simulation.job import run
-
-        run(self, log, control, checkpoint)
-        if distributed.is_main():
-            try:
-                self.draw()
-            except (OSError, ValueError) as error:
-                log.warn(f"figures are missing: {message(error)}; `pmwd-dist report {self.folder}` draws them")
-
-    def draw(self) -> None:
-        """Wait for the figures, and draw the ones that are missing."""
-        if self.settings.output.figures:
-            with part("output: waiting"):
-                drawing.finish(figures(self.folder, self.files))
-
 
 def _read_inputs(settings: SimulationSettings, simulation: SimulationSetup) -> dict[str, np.ndarray]:
     """Arrays of the files that outputs need, by their keys.
@@ -249,7 +213,7 @@ def _noise_text(settings: SimulationSettings) -> str:
     return ", ".join([f"seed {noise.seed}" if noise.file is None else f"noise {noise.file}", *options])
 
 
-def memory_problem(plan: SimulationJob) -> tuple[str | None, str | None]:
+def memory_problem(plan: SimulationPlan) -> tuple[str | None, str | None]:
     """Error message if the run can't fit into memory, and warning if it may not."""
     config, memory = plan.simulation.config, resources.room()
     stage, arrays = "particles and mesh", least_memory(config)

@@ -22,7 +22,7 @@ from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.parallel.decomposition import Decomposition
 from pmwd_dist.pm.modes import power_nodes
 from pmwd_dist.pm.stepping.potential_cache import num_force_meshes, stored_potentials
-from pmwd_dist.run.common.job import three
+from pmwd_dist.run.common.plan import three
 from pmwd_dist.run.settings import SimulationSetup
 from pmwd_dist.run.simulation.halo_width import MARGIN, halo_width
 
