@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from jax import Array
@@ -30,6 +30,7 @@ from pmwd_dist.run.settings.simulation_sections import Box, redshift_label
 
 Arrays = Mapping[str, np.ndarray]  # of files, by the keys of the settings that name them
 Figures = dict[Path, Callable[[], Drawing]]  # by the paths of the figures
+Axis = Literal["x", "y", "z"]
 RESTORE = "restore it from a copy, or run again in another folder"
 MPC3, PER_MPC = "(Mpc/h)^3", "h/Mpc"
 

@@ -28,9 +28,9 @@ from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.report.page import Caption
 from pmwd_dist.report.tables import Table
-from pmwd_dist.run.outputs.base import Arrays, Drawing, Output, TableOutput, View, k_max_problems
+from pmwd_dist.run.outputs.base import Arrays, Axis, Drawing, Output, TableOutput, View, k_max_problems
 from pmwd_dist.run.outputs.fields import write_fields
-from pmwd_dist.run.outputs.multipoles import K_MAX, POLES, SHOT_NOISE, Axis, Multipoles, poles_table
+from pmwd_dist.run.outputs.multipoles import K_MAX, POLES, SHOT_NOISE, Multipoles, poles_table
 from pmwd_dist.run.outputs.writer import Writer
 from pmwd_dist.run.settings.section import File, Pairs, about
 from pmwd_dist.run.settings.setup import SimulationSetup

@@ -40,9 +40,8 @@ from pmwd_dist.pm.stepping.step import MidStep, undo_half_drift
 from pmwd_dist.report.fields import lensed_maps
 from pmwd_dist.report.page import Caption
 from pmwd_dist.report.tables import Table, read_table, write_table
-from pmwd_dist.run.outputs.base import Drawing, Figures, Output
+from pmwd_dist.run.outputs.base import Axis, Drawing, Figures, Output
 from pmwd_dist.run.outputs.fields import write_fields
-from pmwd_dist.run.outputs.multipoles import Axis
 from pmwd_dist.run.settings.section import Listed, Three, about, one_or_several
 from pmwd_dist.run.settings.setup import SimulationSetup
 

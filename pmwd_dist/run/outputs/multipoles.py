@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -18,11 +18,10 @@ from pmwd_dist.observe.redshift_space import redshift_space
 from pmwd_dist.report import plot
 from pmwd_dist.report.page import Caption
 from pmwd_dist.report.tables import Table
-from pmwd_dist.run.outputs.base import MPC3, PER_MPC, Drawing, TableOutput, View, check_finite, k_max_problems
+from pmwd_dist.run.outputs.base import MPC3, PER_MPC, Axis, Drawing, TableOutput, View, check_finite, k_max_problems
 from pmwd_dist.run.settings.section import about
 from pmwd_dist.run.settings.simulation_sections import Box
 
-Axis = Literal["x", "y", "z"]
 POLES = (0, 2, 4)
 SHOT_NOISE = "P0 holds no shot noise: a Poisson sample of the field has P0 + shot noise; its scatter is {} the errors"
 # Interlaced spectra are right to 0.4 % of the monopole up to there.
