@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 from pydantic import BeforeValidator, Field
 
-from pmwd_dist import infer
 from pmwd_dist.run.settings.section import File, Section, about, one_or_several
 
 if TYPE_CHECKING:
+    from pmwd_dist import infer
     from pmwd_dist.run.settings.inference import InferenceSettings
 
 
@@ -93,6 +93,8 @@ class Gaussian(Kind):
 
     def make(self, settings: InferenceSettings, forward: Any, data: Mapping[str, np.ndarray]) -> infer.Likelihood:
         """Gaussian noise in each cell."""
+        from pmwd_dist import infer  # slow to import, and not needed to read settings
+
         del forward
         free, sigma = "sigma" in settings.priors.given, data.get("likelihood.sigma", settings.likelihood.sigma)
         return infer.Gaussian("sigma" if free else sigma, mask=data.get("data.mask"), k_max=settings.likelihood.k_max)
@@ -124,6 +126,8 @@ class Poisson(Kind):
 
     def make(self, settings: InferenceSettings, forward: Any, data: Mapping[str, np.ndarray]) -> infer.Likelihood:
         """Counts in each cell."""
+        from pmwd_dist import infer  # slow to import, and not needed to read settings
+
         del forward
         nbar = "nbar" if "nbar" in settings.priors.given else settings.likelihood.nbar
         return infer.Poisson(nbar, mask=data.get("data.mask"), selection=data.get("data.selection"))
@@ -173,6 +177,8 @@ class Lensing(Kind):
 
     def make(self, settings: InferenceSettings, forward: Any, data: Mapping[str, np.ndarray]) -> infer.Likelihood:
         """Shape noise of each map."""
+        from pmwd_dist import infer  # slow to import, and not needed to read settings
+
         density, ellipticity = settings.likelihood.density, settings.likelihood.ellipticity
         assert density is not None
         number = density[0] if len(density) == 1 else density
