@@ -19,6 +19,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import Mesh
 
+from pmwd_dist._jax.program import jit
+
 _PLATFORMS = {"cpu": "cpu", "CUDA": "cuda"}  # XLA's names of platforms, and JAX's names in lowering rules
 
 
@@ -213,7 +215,7 @@ def _jit_bind(primitive: Primitive, *operands: Any, **params: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _jitted(primitive: Primitive, static: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
-    return jax.jit(functools.partial(primitive.bind, **dict(static)))
+    return jit(functools.partial(primitive.bind, **dict(static)))
 
 
 def _batch(primitive: Primitive, operands: Any, dims: Any, **params: Any) -> tuple[Any, Any]:

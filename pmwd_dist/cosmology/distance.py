@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist._jax.arrays import as_array
+from pmwd_dist._jax.program import jit
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to, parameters_of
 from pmwd_dist.cosmology.parameters import Cosmology, check_numbers
 
@@ -36,7 +37,7 @@ def comoving_distance(a: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
     return _comoving_distance(as_array(a, jnp.result_type(float, a)), growth_table_to(2, cosmo))
 
 
-@jax.jit
+@jit
 def _comoving_distance(a: Array, table: GrowthTable) -> Array:
     root = jnp.sqrt(a)[..., None]
     half = (1 - root) / 2
@@ -50,7 +51,7 @@ def scale_factor_at(distance: ArrayLike, cosmo: Cosmology | GrowthTable) -> Arra
     return _scale_factor_at(as_array(distance, jnp.result_type(float, distance)), growth_table_to(2, cosmo))
 
 
-@jax.jit
+@jit
 def _scale_factor_at(distance: Array, table: GrowthTable) -> Array:
     roots = jnp.linspace(1.0, math.sqrt(1e-3), 64, dtype=distance.dtype)
     fixed, at = jax.lax.stop_gradient((table, distance))

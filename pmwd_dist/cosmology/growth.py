@@ -17,6 +17,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import rows
 from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.derivatives import forward_derivatives
+from pmwd_dist._jax.program import jit
 from pmwd_dist.cosmology import collocation, neutrinos
 from pmwd_dist.cosmology.expansion import Background, background, expansion, meszaros_excess
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters, check_numbers, parameters
@@ -155,7 +156,7 @@ class GrowthTable(eqx.Module):
         return _inverse(first, jnp.asarray(D1, first.dtype))
 
 
-@jax.jit
+@jit
 def _growth_at(factors: Array, a: Array) -> Growth:
     values, slopes = _interpolate(factors, a)
     u, v = jnp.moveaxis(values, -1, 0), jnp.moveaxis(slopes, -1, 0)
@@ -242,7 +243,7 @@ def parameters_of(cosmo: Cosmology | GrowthTable) -> Parameters:
     return cosmo.cosmo if isinstance(cosmo, GrowthTable) else parameters(cosmo)
 
 
-@partial(jax.jit, static_argnames="order")
+@partial(jit, static_argnames="order")
 def _tabulate(cosmo: Parameters, order: int) -> GrowthTable:
     universe = background(cosmo)
     values, pack = ravel_pytree(universe)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -16,6 +15,7 @@ from jaxtyping import Array
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.derivatives import forward_derivatives
+from pmwd_dist._jax.program import jit
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to, hermite, parameters_of
 from pmwd_dist.cosmology.neutrinos import LinearResponse
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters, check_numbers
@@ -63,7 +63,7 @@ def transfer_name(name: Any, argument: str) -> str:
     return name
 
 
-@partial(jax.jit, static_argnames="transfer")
+@partial(jit, static_argnames="transfer")
 def _normalised_to_sigma8(k: Array, cosmo: Parameters, response: LinearResponse | None, transfer: str) -> Array:
     theta = [*_densities(cosmo), cosmo.n_s]
     power = forward_derivatives(partial(_normalised, TRANSFERS[transfer]))
@@ -137,7 +137,7 @@ def _variance_weights(radius: float) -> np.ndarray:
     return (_LOG_K[1] - _LOG_K[0]) * ends * k**3 * window**2 / (2 * math.pi**2)
 
 
-@jax.jit
+@jit
 def interpolate_power(k: Array, table_k: Array, table_power: Array) -> Array:
     """A tabulated P(k) at k: cubic in log-log through the table, with slopes from its neighbours."""
     x, y = jnp.log(table_k), jnp.log(table_power)

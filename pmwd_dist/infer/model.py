@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.program import filter_jit
 from pmwd_dist.config import Config
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.forward import CosmologicalModel, ForwardModel, Function, of_shape
@@ -108,7 +109,7 @@ class Model(eqx.Module):
         return self.draw_around(key, whiten(values, self.priors))
 
     @on_auto_axes
-    @eqx.filter_jit
+    @filter_jit
     def draw_around(self, key: Array, given: dict[str, Array]) -> Position:
         """White noise and whitened parameters drawn from the prior, with some of these given."""
         noise_key, key = jax.random.split(key)
@@ -136,7 +137,7 @@ class Model(eqx.Module):
         return self.mock_and_field(key, position)[0]
 
     @on_auto_axes
-    @eqx.filter_jit
+    @filter_jit
     def mock_and_field(self, key: Array, position: Position) -> tuple[Array, Array]:
         """Data as of `mock`, and the predicted field."""
         parameters = self.parameters(position)
@@ -293,7 +294,7 @@ class Posterior(eqx.Module):
         return other.to_latent(self.from_latent(position)[0], self.whitened(position))
 
     @on_auto_axes
-    @eqx.filter_jit
+    @filter_jit
     def initial(self, key: Array, **values: Any) -> Position:
         """A first position: given parameters and others from a narrower prior, and the noise given these.
 

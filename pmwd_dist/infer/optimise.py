@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Array
 
+from pmwd_dist._jax.program import filter_jit
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.parallel.distributed import to_host
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
@@ -55,7 +55,7 @@ def maximise(posterior: Posterior, position: Position, *, steps: int = 100) -> M
     whole_number(steps, "steps", least=1)
     config, optimiser = posterior.model.config, optax.lbfgs(10)
 
-    @eqx.filter_jit
+    @filter_jit
     def step(posterior: Posterior, position: Position, state: Any) -> Any:
         def loss(noise: Array) -> Any:
             return -config.decomposition.equal_copies(posterior.logdensity(position | {"noise": noise}))
@@ -65,7 +65,7 @@ def maximise(posterior: Posterior, position: Position, *, steps: int = 100) -> M
         update, state = optimiser.update(slope, state, noise, value=value, grad=slope, value_fn=loss)
         return -value, position | {"noise": optax.apply_updates(noise, update)}, state
 
-    state, best, largest = eqx.filter_jit(optimiser.init)(position["noise"]), position, -np.inf
+    state, best, largest = filter_jit(optimiser.init)(position["noise"]), position, -np.inf
     history = list[float]()
     for _ in range(steps + 1):
         value, moved, state = step(posterior, position, state)

@@ -35,6 +35,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.program import filter_jit
 from pmwd_dist.config import Config
 from pmwd_dist.infer.constants import BANDS, CLASSES
 from pmwd_dist.infer.forward import of_shape
@@ -203,7 +204,7 @@ def _times(matrix: Array, vector: Array) -> Array:
     return jnp.sum(matrix * vector.astype(matrix.dtype)[None, :], axis=1)
 
 
-@eqx.filter_jit
+@filter_jit
 def _parameter_scales(model: Any, white: dict[str, Array]) -> Float[Array, "p p"] | None:
     """Cholesky factor of the marginal covariance of the whitened parameters, by name; None without linear theory."""
 
@@ -231,7 +232,7 @@ def _parameter_scales(model: Any, white: dict[str, Array]) -> Float[Array, "p p"
     return jnp.linalg.cholesky(jnp.linalg.inv(fisher + jnp.eye(len(names))))
 
 
-@eqx.filter_jit
+@filter_jit
 def wiener(
     model: Any, parameters: Mapping[str, ArrayLike]
 ) -> tuple[Float[Array, "nx ny nk"], Float[Array, "nx ny nk"]]:

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from pmwd_dist._jax.program import filter_jit
 from pmwd_dist.config import Config
 from pmwd_dist.infer.constants import BANDS, CLASSES, CURVATURE_DIFFERENCE, LARGEST_CURVATURE, RIDGE
 from pmwd_dist.infer.forward import wavevectors
@@ -186,7 +187,7 @@ def adapt(old: Adaptation, observed: Observations, mean: Any, modes: Any, change
     return jax.tree.unflatten(structure, [np.asarray(x, y.dtype) for x, y in zip(arrays, leaves, strict=True)])
 
 
-@eqx.filter_jit
+@filter_jit
 def _mode_numbers(posterior: Any) -> Array:
     return posterior.preconditioner.sums(jnp.ones(()), posterior.model.config)
 
@@ -196,7 +197,7 @@ def mode_numbers(posterior: Any) -> np.ndarray:
     return to_host(_mode_numbers(posterior))
 
 
-@eqx.filter_jit
+@filter_jit
 def changes_of_curvature(
     key: Array, posterior: Any, positions: Any, spmd_axis_name: str | None = None
 ) -> Float[Array, "p bands"]:

@@ -13,12 +13,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from pmwd_dist._jax.program import filter_jit
 from pmwd_dist.config import Config
 from pmwd_dist.infer.likelihoods import masked
 from pmwd_dist.infer.model import Posterior
@@ -99,7 +99,7 @@ def check_prior(posterior: Posterior, key: Array, draws: int = PRIOR_DRAWS) -> d
     return checks
 
 
-@eqx.filter_jit
+@filter_jit
 def _predicted(model: Any, data: Array, keys: Array) -> Any:
     """Statistics of the data and of predictions of the prior, and whether the forward models succeeded."""
     config, likelihood = model.config, model.likelihood
@@ -143,7 +143,7 @@ def _check(name: str, value: np.ndarray, replicated: np.ndarray) -> Check:
     return Check(float(value.mean() / replicated.mean()), deviation(np.cbrt(value), np.cbrt(replicated)))
 
 
-@eqx.filter_jit
+@filter_jit
 def _compared(model: Any, data: Array, draws: Any) -> dict[str, tuple[Array, Array]]:
     """Statistics of each draw, and of its replications."""
     config, likelihood = model.config, model.likelihood

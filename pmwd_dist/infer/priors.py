@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.program import jit
 from pmwd_dist.cosmology.sampled_parameters import bound_of
 
 
@@ -80,7 +81,7 @@ class Normal:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
-@jax.jit
+@jit
 def _truncated(u: Array, below: float, above: float, between: float) -> Array:
     """A standard normal variable truncated by two tail probabilities, at the quantile of u."""
     x = ndtri(jnp.where(u < 0, below, above) + between * ndtr(-jnp.abs(u)))
@@ -97,7 +98,7 @@ def _truncated_jvp(
     return x, between * jnp.exp(0.5 * (x - u) * (x + u)) * du
 
 
-@jax.jit
+@jit
 def _untruncated(x: Array, below: float, above: float, between: float) -> Array:
     """The inverse of `_truncated`."""
     left = ndtri((ndtr(x) - below) / between)

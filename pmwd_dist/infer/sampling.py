@@ -25,6 +25,7 @@ import numpy as np
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.program import filter_jit, jit
 from pmwd_dist.infer.chain import scales
 from pmwd_dist.infer.chain.chain import Chain, Moments, Progress, Restarts, Run, named, on_devices, placed, restored
 from pmwd_dist.infer.chain.diagnostics import step_errors
@@ -296,7 +297,7 @@ def _check_begun(run: Run, posterior: Posterior) -> None:
     """Raise SimulationError unless the log density and its gradient are finite where the chains begin."""
     states = run.states
     for what, tree in (("log density", states.logdensity), ("slope of the log density", states.logdensity_grad)):
-        fine = to_host([jnp.isfinite(x).all(axis=tuple(range(1, x.ndim))) for x in jax.tree.leaves(tree)])
+        fine = to_host(_finite(tree))
         wrong = np.flatnonzero(~np.all(fine, axis=0))
         if wrong.size:
             where = f"{wrong.size} of {len(fine[0])} chains begin, as chain {wrong[0]} does"
@@ -306,11 +307,17 @@ def _check_begun(run: Run, posterior: Posterior) -> None:
             )
 
 
+@jit
+def _finite(tree: Any) -> list[Array]:
+    """Whether all numbers of each chain are finite, leaf by leaf."""
+    return [jnp.isfinite(x).all(axis=tuple(range(1, x.ndim))) for x in jax.tree.leaves(tree)]
+
+
 def _at(posterior: Posterior, positions: Position, chain: int) -> str:
     """Parameters at the first position of a chain, and the cells with a wrong prediction."""
     position = jax.tree.map(lambda x: x[chain], positions)
     numbers = to_host(posterior.parameters(position))
-    field, fine = to_host(eqx.filter_jit(lambda p, z: p.model.predict(*p.from_latent(z)))(posterior, position))
+    field, fine = to_host(filter_jit(lambda p, z: p.model.predict(*p.from_latent(z)))(posterior, position))
     where = ", ".join(f"{name} = {float(x):.4g}" for name, x in numbers.items())
     where = f" with {where}" if where else ""
     if not fine:
@@ -330,7 +337,7 @@ def _identity(posterior: Posterior, positions: Position, key: Array, options: di
     return identity_of(parts | options)
 
 
-@eqx.filter_jit
+@filter_jit
 def _advance(
     key: Array, run: Run, posterior: Posterior, method: Method, thin: int, chunk: int, axis: str | None
 ) -> tuple[Run, dict[str, Array]]:
@@ -371,7 +378,7 @@ def _advance(
     return run._replace(states=states, moments=moments), arrays
 
 
-@eqx.filter_jit
+@filter_jit
 def _noise(positions: Position, posterior: Posterior, axis: str | None) -> Array:
     """White noise of all chains."""
     return jax.vmap(lambda z: posterior.from_latent(z)[0], spmd_axis_name=axis)(positions)

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Real
 
 from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.program import jit
 from pmwd_dist.cosmology.distance import scale_factor_at, transverse_distance
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
@@ -98,14 +99,14 @@ def _nside(values: Array) -> int:
     return nside
 
 
-@partial(jax.jit, static_argnames="nside")
+@partial(jit, static_argnames="nside")
 def _of_sphere(values: Array, nside: int) -> AngularPower:
     ell = jnp.arange(2 * nside).astype(values.dtype)
     power = harmonics.power_of_modes(harmonics.analyse(values, nside, 2 * nside - 1))
     return AngularPower(ell, power, 2 * ell + 1)
 
 
-@partial(jax.jit, static_argnames=("side", "bins"))
+@partial(jit, static_argnames=("side", "bins"))
 def _angular_power(values: Array, *, side: float, bins: int) -> AngularPower:
     n, dtype = len(values), values.dtype
     frequency = np.fft.fftfreq(n, 1 / n)

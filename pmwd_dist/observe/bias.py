@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Num, Real
 
 from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
@@ -130,7 +131,7 @@ def _checked_smoothing(smoothing: Any, bias: LagrangianBias) -> float:
     return float(smoothing)
 
 
-@partial(jax.jit, static_argnames=("config", "used", "radius"))
+@partial(jit, static_argnames=("config", "used", "radius"))
 def _bias_weights(
     modes: Array,
     values: list[Array],

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Real
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.observe.power import Deconvolve, bin_sums, check_deconvolve, inverse_window, mean
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
@@ -186,7 +187,7 @@ def _closed_bins(edges: tuple[float, ...], triangles: Triangles) -> tuple[tuple[
     )
 
 
-@partial(jax.jit, static_argnames=("config", "edges", "bins", "deconvolve"))
+@partial(jit, static_argnames=("config", "edges", "bins", "deconvolve"))
 def _bispectrum(
     field: Array,
     config: Config,

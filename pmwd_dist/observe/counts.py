@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Real
 
 from pmwd_dist._checks import check_number, check_shares
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import numbers
@@ -114,7 +115,7 @@ def weighted_overdensity(
     return _overdensity(density, weight)
 
 
-@jax.jit
+@jit
 def _overdensity(density: Array, weight: Array) -> Array:
     density = jnp.where(weight > 0, density, 0)
     mean = jnp.sum(weight * density) / jnp.sum(weight)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Real
 
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.observe.power import Deconvolve, check_deconvolve, inverse_window, mean, mode_sums, normalisation
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
@@ -78,7 +78,7 @@ def cross_power(
     return _cross_power(field, reference, config, windows=windows)
 
 
-@partial(jax.jit, static_argnames=("config", "windows"))
+@partial(jit, static_argnames=("config", "windows"))
 def _cross_power(
     field: Array, reference: Array, config: Config, *, windows: tuple[Deconvolve, Deconvolve]
 ) -> CrossPower:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
 
 from pmwd_dist._checks import check_number
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import irfft_block, rfft_block
@@ -37,7 +37,7 @@ def smoothed(field: Real[Array, "nx ny nz"], config: Config, radius: ArrayLike) 
     return _smoothed(field, jnp.asarray(radius, field.dtype), config)
 
 
-@partial(jax.jit, static_argnames="config")
+@partial(jit, static_argnames="config")
 def _smoothed(field: Array, radius: Array, config: Config) -> Array:
     decomposition, shape = config.decomposition, config.mesh_shape
 

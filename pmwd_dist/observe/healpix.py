@@ -6,10 +6,11 @@ import math
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
+
+from pmwd_dist._jax.program import jit
 
 
 def pixel_count(nside: int) -> int:
@@ -17,7 +18,7 @@ def pixel_count(nside: int) -> int:
     return 12 * nside**2
 
 
-@partial(jax.jit, static_argnames="nside")
+@partial(jit, static_argnames="nside")
 def nearest_pixel(nside: int, vector: Float[Array, "*n 3"]) -> Int[Array, "*n"]:
     """Index of the pixel of a direction, a vector of any length but 0."""
     z, phi, scaled = _angles(nside, vector)
@@ -33,7 +34,7 @@ def nearest_pixel(nside: int, vector: Float[Array, "*n 3"]) -> Int[Array, "*n"]:
     return first + column % count
 
 
-@partial(jax.jit, static_argnames="nside")
+@partial(jit, static_argnames="nside")
 def interpolation(nside: int, vector: Float[Array, "*n 3"]) -> tuple[Int[Array, "*n 4"], Float[Array, "*n 4"]]:
     """Four pixels around a direction and their weights, with a sum of 1: linear along two rings, and between them.
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Real
 
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import irfft_block, rfft_block
@@ -48,7 +48,7 @@ def interlaced_density(
     return _interlaced_density(disp, inputs.lattice_field(weights, config, "weights").astype(disp.dtype), config)
 
 
-@partial(jax.jit, static_argnames="config")
+@partial(jit, static_argnames="config")
 def _interlaced_density(disp: Array, weights: Array, config: Config) -> Array:
     decomposition, dtype, shape = config.decomposition, disp.dtype, config.mesh_shape
 

@@ -18,6 +18,7 @@ from pmwd_dist._checks import check_ascending, check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import rows
 from pmwd_dist._jax.ops import vary, varying_names
+from pmwd_dist._jax.program import jit
 from pmwd_dist.cosmology.distance import (
     HUBBLE_DISTANCE,
     comoving_distance,
@@ -64,7 +65,7 @@ def lensing_weights(
     return _weights(distance, share, table, shells=own)
 
 
-@partial(jax.jit, static_argnames="shells")
+@partial(jit, static_argnames="shells")
 def _weights(distance: Array, share: Array, table: GrowthTable, *, shells: Shells) -> Array:
     distance = jnp.maximum(distance, 1e-3)
     low, length, first, slope = (jnp.asarray(x, distance.dtype) for x in shells.pieces)
@@ -115,13 +116,13 @@ def source_distances(source: Source, table: GrowthTable, nearest: float) -> tupl
     return _distances(z, table), share
 
 
-@jax.jit
+@jit
 def _shares(z: Array, number: Array) -> Array:
     width = jnp.concatenate([z[1:2] - z[:1], z[2:] - z[:-2], z[-1:] - z[-2:-1]]) / 2
     return number * width / jnp.sum(number * width)
 
 
-@jax.jit
+@jit
 def _distances(z: Array, table: GrowthTable) -> Array:
     return comoving_distance(1 / (1 + z), table)
 
@@ -243,7 +244,7 @@ def shear(
     return _rays(mass, cosmo, cone, source, (field, pixels, offsets), partial(_plane_shear, sides=cone.sides))
 
 
-@partial(jax.jit, static_argnames="cone")
+@partial(jit, static_argnames="cone")
 def _spherical_shear(kappa: Array, cone: SphericalLightCone) -> Array:
     decomposition = cone.config.decomposition
     modes = harmonics.analyse(kappa, cone.nside, 2 * cone.nside - 1, decomposition=decomposition)

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
@@ -17,6 +16,7 @@ from jaxtyping import Array, Float, Real
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.ops import vary
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
@@ -97,7 +97,7 @@ def _checked_poles(poles: Sequence[int]) -> tuple[int, ...]:
     return tuple(poles)
 
 
-@partial(jax.jit, static_argnames=("config", "n", "poles", "deconvolve"))
+@partial(jit, static_argnames=("config", "n", "poles", "deconvolve"))
 def _power_multipoles(
     field: Array, config: Config, *, n: tuple[float, float, float], poles: tuple[int, ...], deconvolve: Deconvolve
 ) -> Multipoles:
@@ -157,7 +157,7 @@ def mesh_nodes(config: Config) -> np.ndarray:
     return np.geomspace(math.pi / max(config.box_size), 1.001 * largest_wavenumber(config), _NODES)
 
 
-@partial(jax.jit, static_argnames=("config", "n", "poles"))
+@partial(jit, static_argnames=("config", "n", "poles"))
 def _kaiser_multipoles(
     fields: Array, config: Config, *, n: tuple[float, float, float], poles: tuple[int, ...]
 ) -> Multipoles:

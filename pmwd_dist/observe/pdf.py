@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Real
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.pm import inputs
@@ -57,7 +58,7 @@ def one_point_pdf(field: Real[Array, "nx ny nz"], config: Config, values: Any) -
     return _one_point_pdf(inputs.mesh_field(field, config), config, nodes=tuple(nodes.tolist()))
 
 
-@partial(jax.jit, static_argnames=("config", "nodes"))
+@partial(jit, static_argnames=("config", "nodes"))
 def _one_point_pdf(field: Array, config: Config, *, nodes: tuple[float, ...]) -> OnePointPDF:
     decomposition, at, last = config.decomposition, np.asarray(nodes), len(nodes) - 2
 

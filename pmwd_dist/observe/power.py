@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Real
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import rfft_block
@@ -61,7 +62,7 @@ def power_spectrum(field: Real[Array, "nx ny nz"], config: Config, *, deconvolve
     return _power_spectrum(inputs.mesh_field(field, config), config, deconvolve=deconvolve)
 
 
-@partial(jax.jit, static_argnames=("config", "deconvolve"))
+@partial(jit, static_argnames=("config", "deconvolve"))
 def _power_spectrum(field: Array, config: Config, *, deconvolve: Deconvolve) -> PowerSpectrum:
     decomposition = config.decomposition
 

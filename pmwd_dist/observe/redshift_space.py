@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
@@ -16,6 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
@@ -143,7 +143,7 @@ def _per_momentum(table: GrowthTable, a: ArrayLike, dtype: Any) -> Array:
     return (1 / (jnp.asarray(a) ** 2 * table.E(a))).astype(dtype)
 
 
-@partial(jax.jit, static_argnames="n")
+@partial(jit, static_argnames="n")
 def _plane_parallel(particles: Particles, table: GrowthTable, a: ArrayLike, n: tuple[float, float, float]) -> Particles:
     disp, vel = particles.disp, particles.vel
     factor = _per_momentum(table, a, disp.dtype)
@@ -151,7 +151,7 @@ def _plane_parallel(particles: Particles, table: GrowthTable, a: ArrayLike, n: t
     return Particles(disp + jnp.stack([along * component for component in n], -1), vel)
 
 
-@partial(jax.jit, static_argnames="config")
+@partial(jit, static_argnames="config")
 def _radial(particles: Particles, table: GrowthTable, a: ArrayLike, observer: Array, config: Config) -> Particles:
     decomposition, dtype = config.decomposition, particles.disp.dtype
 

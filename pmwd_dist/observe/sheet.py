@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
@@ -57,7 +58,7 @@ def _lattice_planes(max_displacement: float, planes: int, config: Config) -> tup
     return (0, n) if count >= n else (-before, count)
 
 
-@partial(jax.jit, static_argnames=("config", "planes", "count"))
+@partial(jit, static_argnames=("config", "planes", "count"))
 def _slab_density(disp: Array, low: Array, config: Config, planes: int, count: int) -> Array:
     decomposition = config.decomposition
     spacing = np.asarray([b / n for b, n in zip(config.box_size, config.particle_shape, strict=True)])

@@ -17,6 +17,7 @@ import numpy as np
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import atomic_write, cache_folder, read_text
+from pmwd_dist._jax.program import jit
 from pmwd_dist._memory import available_memory, size
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.backends import BACKENDS
@@ -230,10 +231,10 @@ def _measure(
     start = f"{decomposition.pdims!s:>10} {_label(decomposition):>12}"
     try:
         _open(decomposition, shape, halo)
-        field = _attempt(jax.jit(lambda: jnp.ones(shape, dtype), out_shardings=decomposition.sharding))
+        field = _attempt(jit(lambda: jnp.ones(shape, dtype), out_shardings=decomposition.sharding))
         times = [
             _seconds(transform, field, repeats),
-            _seconds(back, _attempt(partial(jax.jit(transform), field)), repeats),
+            _seconds(back, _attempt(partial(jit(transform), field)), repeats),
             _seconds(partial(_exchanged, decomposition, halo), field, repeats),
         ]
     except (ValueError, MemoryError) as error:
@@ -267,7 +268,7 @@ def _attempt(call: Callable[[], Any]) -> Any:
 
 def _seconds(function: Callable[[Any], Any], argument: Any, repeats: int) -> float:
     """Median time of a call on the slowest process [s]."""
-    compiled = _attempt(jax.jit(function).lower(argument).compile)
+    compiled = _attempt(jit(function).lower(argument).compile)
     _attempt(partial(compiled, argument))
     times = []
     for _ in range(repeats):

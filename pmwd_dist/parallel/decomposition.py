@@ -16,6 +16,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.program import jit
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.backends import Backend, choose
 from pmwd_dist.parallel.defaults import BackendName, HaloComm, TransposeComm
@@ -290,7 +291,7 @@ def _compiled(
     def run(x: Array) -> Array:  # mapped at each trace, with the current mesh
         return _mapped(function, arguments, decomposition, specs)(x)
 
-    return jax.jit(run, out_shardings=NamedSharding(decomposition.mesh, specs[1]))
+    return jit(run, out_shardings=NamedSharding(decomposition.mesh, specs[1]))
 
 
 def _unpickled(mesh: Any, platform: str, numbers: Any, spec: PartitionSpec, backend: Backend) -> Decomposition:

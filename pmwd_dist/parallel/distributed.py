@@ -25,6 +25,7 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from pmwd_dist._files import message
+from pmwd_dist._jax.program import ended
 from pmwd_dist.parallel.launcher import coordinator, in_shell_of_srun, launched_size, local_device, note, under_srun
 
 _NOTICE, _START_TIMEOUT = 8, 300  # [s], until a line says what is waited for, and until the start is given up
@@ -286,19 +287,9 @@ def _whole(x: Array) -> np.ndarray:
 def to_devices(x: Any, sharding: Sharding) -> Array:
     """An array that every process holds, or has on the devices already, with a sharding."""
     if sharding.is_fully_addressable or (isinstance(x, Array) and not x.is_fully_addressable):
-        return jax.device_put(x, sharding)
+        return ended(jax.device_put(x, sharding))
     whole = np.asarray(x)
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])  # without communication
-
-
-def finished(tree: T) -> T:
-    """Arrays of a program that has ended, where there are several devices on CPUs; elsewhere at once.
-
-    The collectives of two programs in flight on CPUs can wait for each other forever: a program that does not need the
-    arrays of the one before waits for them here. With JAX_CPU_ENABLE_ASYNC_DISPATCH=false, too, calls can return before
-    their program has ended.
-    """
-    return jax.block_until_ready(tree) if jax.default_backend() == "cpu" and jax.device_count() > 1 else tree
 
 
 def exchange(text: str) -> list[str]:

@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Complex, Float, Num, Real
 
 from pmwd_dist._jax.order import barrier
+from pmwd_dist._jax.program import jit
 from pmwd_dist.parallel import inputs
 from pmwd_dist.parallel.decomposition import Decomposition, as_decomposition, over_blocks
 from pmwd_dist.parallel.device_mesh import Names
@@ -221,7 +222,7 @@ def _compiled_wavevectors(*arguments: Any) -> Callable[[], tuple[Array, Array, A
     def run() -> tuple[Array, Array, Array]:  # mapped at each trace, with the current mesh
         return _wavevectors(*arguments)()
 
-    return jax.jit(run)
+    return jit(run)
 
 
 def _wavenumbers(shape: Shape3, nk: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

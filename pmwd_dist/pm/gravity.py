@@ -8,13 +8,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import scaled_by_i
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.stencil import WIDTH, gradient
@@ -25,7 +25,7 @@ from pmwd_dist.pm.paint import block_geometry, max_displacement_block, paint_blo
 from pmwd_dist.pm.potential_factor import Table
 
 
-@partial(jax.jit, static_argnames="config")
+@partial(jit, static_argnames="config")
 def acceleration(
     disp: Float[Array, "nx ny nz 3"], config: Config, factor: Table | None = None
 ) -> tuple[Float[Array, "nx ny nz 3"], Float[Array, ""]]:

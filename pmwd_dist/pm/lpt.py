@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
@@ -13,6 +12,7 @@ from jaxtyping import Array, Num
 
 from pmwd_dist._jax.arithmetic import scaled
 from pmwd_dist._jax.arrays import as_array
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
@@ -57,7 +57,7 @@ def lpt(
     return _lpt(modes, table, as_array(a, table.factors.dtype), config).made_for(config, a)
 
 
-@partial(jax.jit, static_argnames="config")
+@partial(jit, static_argnames="config")
 def _lpt(modes: Array, table: GrowthTable, a: Array, config: Config) -> Particles:
     decomposition = config.decomposition
     D1, D2, D3, *slopes = table.at(a)

@@ -24,6 +24,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import scaled
 from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.derivatives import value_and_jacobian
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config, Vector3
 from pmwd_dist.cosmology import linear_power as linear
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to, parameters_of
@@ -97,12 +98,12 @@ def log_transfer(
     return log_M + (ratio - ratio[0]) / 2
 
 
-@partial(jax.jit, static_argnames="config")
+@partial(jit, static_argnames="config")
 def _log_transfer(table: GrowthTable, config: Config) -> Array:
     return jnp.log(linear.potential_transfer(as_array(power_nodes(config)), table))
 
 
-@partial(jax.jit, static_argnames="config")
+@partial(jit, static_argnames="config")
 def add_local(modes: Array, f_nl: Array, log_transfer: Array, config: Config) -> Array:
     """Modes of delta for the primordial potential phi + f_nl (phi^2 - <phi^2>), of Gaussian modes.
 
@@ -240,7 +241,7 @@ def _check_values(k: Any, power: Any, verb: str) -> None:
         raise ArgumentError("linear_power", power, constraint, remedy, show_value=False)
 
 
-@partial(jax.jit, static_argnames=("config", "transfer"))
+@partial(jit, static_argnames=("config", "transfer"))
 def _of_cosmology(noise: Array, cosmo: Parameters, config: Config, transfer: str) -> Array:
     return _coloured(noise, cosmo, config, transfer)  # jitted: derivatives are then no operations one by one
 
@@ -286,7 +287,7 @@ def _log_power(cosmo: Parameters, config: Config, transfer: str) -> Array:
     return jnp.log(linear.linear_power(power_nodes(config), cosmo, transfer))
 
 
-@partial(jax.jit, static_argnames="config")
+@partial(jit, static_argnames="config")
 def colour(noise: Array, log_power: Array, config: Config) -> Array:
     """Modes of white noise scaled to a power spectrum, given as ln P at `power_nodes`."""
 
@@ -298,7 +299,7 @@ def colour(noise: Array, log_power: Array, config: Config) -> Array:
     return jax.checkpoint(_over_blocks(block, 1, config))(noise, log_power.astype(noise.dtype))
 
 
-@partial(jax.jit, static_argnames="config")
+@partial(jit, static_argnames="config")
 def _colour_tangent(noise: Array, log_power: Array, change: Any, config: Config) -> Array:
     """Tangent of the modes for a tangent of ln P(k): a number plus a sum of (number, table) products."""
 

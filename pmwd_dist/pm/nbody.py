@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.program import filter_jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
@@ -158,7 +159,7 @@ def nbody(
     return _solve(particles, table, ParticleMesh(config, potential_factor=potential_factor), solver, saveat, options)
 
 
-_evolve = eqx.filter_jit(evolve_and_save)
+_evolve = filter_jit(evolve_and_save)
 
 
 def _checked_meter(meter: Any, config: Config) -> diffrax.AbstractProgressMeter[Any] | None:

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 from pmwd_dist._checks import check_flag
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import scaled
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import local_factors, pirfft3d, prfft3d, wavenumbers
@@ -74,7 +75,7 @@ def noise_of(source: Array, config: Config, kind: NoiseKind) -> Array:
     return -source if kind.paired else source
 
 
-@partial(jax.jit, static_argnames=("config", "dtype", "kind"))
+@partial(jit, static_argnames=("config", "dtype", "kind"))
 def _white_noise(key: Array, config: Config, dtype: Any, kind: NoiseKind) -> Array:
     decomposition, shape = config.decomposition, config.particle_shape
     noise = decomposition.constrain(jax.random.normal(key, shape, jnp.float32).astype(dtype))

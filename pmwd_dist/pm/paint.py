@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Real
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.program import jit
 from pmwd_dist._jax.select import batch_max, switch
 from pmwd_dist.config import Config
 from pmwd_dist.ops import cic
@@ -55,7 +56,7 @@ def cic_paint(disp: Real[Array, "px py pz 3"], config: Config, weight: Any = 1.0
     return _paint(inputs.vectors(disp, config, "disp"), weight, config)
 
 
-@partial(jax.jit, static_argnames="config")
+@partial(jit, static_argnames="config")
 def _paint(disp: Array, weight: Array, config: Config) -> Array:
     decomposition, shared = config.decomposition, weight.ndim == 0
     weight = weight.astype(disp.dtype).reshape((1, 1, 1) if shared else weight.shape)
@@ -95,7 +96,7 @@ def cic_read(
     return _read(field, disp, config)
 
 
-@partial(jax.jit, static_argnames="config")
+@partial(jit, static_argnames="config")
 def _read(field: Array, disp: Array, config: Config) -> Array:
     decomposition, field = config.decomposition, field.astype(disp.dtype)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
@@ -27,7 +27,7 @@ def step_times(cosmo: Cosmology | GrowthTable, config: Config, *, save: Sequence
     return _times(growth_table_to(config.lpt_order, cosmo), tuple(knots), tuple(shares_of(knots, config.steps)))
 
 
-@partial(jax.jit, static_argnames=("knots", "shares"))
+@partial(jit, static_argnames=("knots", "shares"))
 def _times(table: GrowthTable, knots: tuple[float, ...], shares: tuple[int, ...]) -> Array:
     """The knots, exactly, and times between them, uniform in the growth factor; shares: steps from knot to knot."""
     ends = jnp.asarray(knots, table.factors.dtype)

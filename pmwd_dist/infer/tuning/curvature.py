@@ -15,11 +15,12 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
+from pmwd_dist._jax.program import jit
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.constants import ASIDE, AWAY, FURTHER, ITERATIONS, LARGEST_PHASE
-from pmwd_dist.parallel.distributed import finished, to_devices, to_host
+from pmwd_dist.parallel.distributed import to_devices, to_host
 
-_aside = jax.jit(trees.add)
+_aside = jit(trees.add)
 
 
 def largest_curvatures(slopes: Callable[[Any], Any], positions: Any, extremes: Sequence[Any] = ()) -> np.ndarray:
@@ -34,15 +35,15 @@ def largest_curvatures(slopes: Callable[[Any], Any], positions: Any, extremes: S
     def iterated(positions: Any, directions: Any, times: int) -> tuple[Any, np.ndarray]:
         sizes = None
         for _ in range(times):
-            ends = [finished(slopes(_aside(positions, sign * ASIDE, directions))) for sign in (-1.0, 1.0)]
-            directions, sizes = finished(_normalised(jax.tree.map(lambda x, y: (x - y) / (2 * ASIDE), *ends)))
+            ends = [slopes(_aside(positions, sign * ASIDE, directions)) for sign in (-1.0, 1.0)]
+            directions, sizes = _normalised(jax.tree.map(lambda x, y: (x - y) / (2 * ASIDE), *ends))
         return directions, to_host(sizes)
 
     directions, found = iterated(positions, _normalised(slopes(positions))[0], ITERATIONS)
     return np.concatenate([found, *(iterated(x, directions, FURTHER)[1] for x in extremes)])
 
 
-@jax.jit
+@jit
 def _normalised(directions: Any) -> tuple[Any, Array]:
     """Directions of norm 1, and their norms."""
     sizes = jax.vmap(trees.norm)(directions)

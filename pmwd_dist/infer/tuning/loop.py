@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from pmwd_dist._jax.profile import part
+from pmwd_dist._jax.program import filter_jit
 from pmwd_dist.infer import preconditioner_adaptation as adaptation
 from pmwd_dist.infer.chain.chain import Moments, Run, named, placed, restored
 from pmwd_dist.infer.chain.folder import ChainFolder
@@ -28,7 +28,7 @@ from pmwd_dist.infer.samplers.methods import Method, Tuning, transition
 from pmwd_dist.infer.tuning.curvature import at_extremes, largest_curvatures, longest_step
 from pmwd_dist.infer.tuning.schedule import Block, Schedule, TuningState, block_length
 from pmwd_dist.io.arrays import Arrays
-from pmwd_dist.parallel.distributed import SharedError, finished, from_main, to_host
+from pmwd_dist.parallel.distributed import SharedError, from_main, to_host
 from pmwd_dist.pm.status import SimulationError
 
 _CHECKPOINT_SECONDS = 10.0  # time between writes
@@ -119,7 +119,7 @@ class ChainTuning:
     def _begin_at(self, positions: Position, state: TuningState, number: int) -> None:
         """Evaluate the density of the next block at these positions, with new momenta."""
         key = jax.random.fold_in(jax.random.fold_in(self.key, state.total), number)
-        states = finished(begin(key, positions, self._now(state), self.axis).states)
+        states = begin(key, positions, self._now(state), self.axis).states
         self.run = self.run._replace(states=placed(states, self.run.states))
 
     def _adapt(self, state: TuningState) -> float:
@@ -128,7 +128,7 @@ class ChainTuning:
         after, extremes = before, list[Position]()
         if state.blocks:
             after, extremes = self._adapted(before, state), at_extremes(positions, state.observed.scaled)
-            positions, *extremes = (finished(moved(x, before, after, self.axis)) for x in (positions, *extremes))
+            positions, *extremes = (moved(x, before, after, self.axis) for x in (positions, *extremes))
             self._begin_at(placed(positions, self.run.states.position), state, 0)
 
         def slopes(positions: Any) -> Any:
@@ -175,7 +175,7 @@ class ChainTuning:
         return {"schedule": state, "states": self.run.states, "adaptation": self.run.adaptation}
 
 
-@eqx.filter_jit
+@filter_jit
 def begin(key: Array, positions: Position, posterior: Posterior, axis: str | None) -> Run:
     """The chains at their positions, before any tuning."""
     keys = jax.random.split(key, positions["noise"].shape[0])
@@ -193,13 +193,13 @@ def begin(key: Array, positions: Position, posterior: Posterior, axis: str | Non
     return Run(states, Tuning(one, one, each), moments, posterior.preconditioner.adaptation, nothing)
 
 
-@eqx.filter_jit
+@filter_jit
 def moved(positions: Position, old: Posterior, new: Posterior, axis: str | None) -> Position:
     """The positions of another adaptation."""
     return jax.vmap(lambda z: old.moved(z, new), spmd_axis_name=axis)(positions)
 
 
-@eqx.filter_jit
+@filter_jit
 def tuning_block(
     key: Array,
     states: IntegratorState,

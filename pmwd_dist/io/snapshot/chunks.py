@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import SingleDeviceSharding
 
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Vector3
 from pmwd_dist.parallel.decomposition import Shape3
 from pmwd_dist.pm.particles import Particles
@@ -64,7 +65,7 @@ def chunks(particles: Particles, layout: Layout, scales: Any) -> Iterator[Chunk]
     yield from (jax.tree.map(np.asarray, chunk) for chunk in waiting)
 
 
-@partial(jax.jit, static_argnames="layout")
+@partial(jit, static_argnames="layout")
 def _chunk(disp: Array, vel: Array, start: Array, first: Array, scales: Any, layout: Layout) -> dict[str, Array]:
     """Rows from `start` of the particles of a device, whose block of the lattice begins at the site `first`."""
     _, ly, lz = (np.int32(n) for n in disp.shape[:3])

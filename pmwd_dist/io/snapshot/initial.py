@@ -11,12 +11,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import get_args
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config, Vector3
 from pmwd_dist.cosmology.parameters import Cosmology, parameters
 from pmwd_dist.io.snapshot.base import CRITICAL_DENSITY
@@ -181,7 +181,7 @@ def _check_masses(files: tuple[Path, ...], header: SnapshotHeader, Omega_cb: flo
 def _check_reach(particles: Particles, path: Path, config: Config) -> None:
     """Raise ValueError unless displacements from their mean are small along all axes. Collective."""
     reach = float(
-        jax.jit(partial(_reach, box=config.box_size), out_shardings=config.decomposition.replicated)(particles.disp)
+        jit(partial(_reach, box=config.box_size), out_shardings=config.decomposition.replicated)(particles.disp)
     )
     if reach > FARTHEST:
         raise ValueError(

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
@@ -34,7 +34,7 @@ def compare_with_linear_growth(
     Raises:
       ValueError: a difference of 10 % or more.
     """
-    run = jax.jit(partial(_octave_sums, config=config), out_shardings=config.decomposition.replicated)
+    run = jit(partial(_octave_sums, config=config), out_shardings=config.decomposition.replicated)
     dd, dv, vv, density2 = np.asarray(run(particles.disp, particles.vel), float).sum(-1)
     a, table = config.a_start, growth_table_to(config.lpt_order, cosmo)
     k = _nyquist(config) * 0.75 * 0.5 ** np.arange(_octaves(config).start, _octaves(config).stop)[::-1]

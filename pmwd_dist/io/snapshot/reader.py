@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.program import jit
 from pmwd_dist._memory import available_memory, size
 from pmwd_dist.config import Config
 from pmwd_dist.io.snapshot.base import KM_S_PER_H0
@@ -89,7 +90,7 @@ def read_particles(files: Sequence[Path], header: SnapshotHeader, sites: Sites, 
 
     with raise_on_all_processes():
         particles = Particles(array(POSITIONS), array(VELOCITIES))
-    count = jax.jit(lambda disp: jnp.isnan(disp[..., 0]).sum(), out_shardings=config.decomposition.replicated)
+    count = jit(lambda disp: jnp.isnan(disp[..., 0]).sum(), out_shardings=config.decomposition.replicated)
     if missing := int(count(particles.disp)):
         raise ValueError(
             f"{files[0]}: {missing} sites of the lattice of {config.particle_shape} lack particles, and others have "

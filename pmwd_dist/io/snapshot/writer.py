@@ -16,6 +16,7 @@ from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import remove, reserve, temporary, write_aside
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.parameters import parameters
 from pmwd_dist.io.snapshot.base import Part, Precision, SnapshotFormat
@@ -191,6 +192,6 @@ def _check_finite(particles: Particles, momentum: float) -> None:
             raise ArgumentError(f"particles.{name}", values, constraint, remedy, show_value=False)
 
 
-@jax.jit
+@jit
 def _finite(values: Array, factor: Array) -> Array:
     return jnp.isfinite((values * factor).astype(np.float32)).all()

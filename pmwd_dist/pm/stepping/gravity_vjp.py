@@ -25,6 +25,7 @@ from jaxtyping import Array, Float
 
 from pmwd_dist._jax.ops import unify_varying
 from pmwd_dist._jax.order import after, barrier
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.force_transpose import force_transpose
@@ -92,7 +93,7 @@ class KickVJP(NamedTuple):
     factor: Table | None  # see `CoefficientGrads`
 
 
-@partial(jax.jit, static_argnames="config")
+@partial(jit, static_argnames="config")
 def step_vjp(
     state: AdjointState, undo: UndoKick, drifts: UndoDrift, factor: StepFactor | None, entry: Entry, config: Config
 ) -> tuple[AdjointState, CoefficientGrads]:
@@ -112,7 +113,7 @@ def step_vjp(
     return state, CoefficientGrads(*sums, factor=by_factor)
 
 
-@partial(jax.jit, static_argnames="config")
+@partial(jit, static_argnames="config")
 def no_kick(state: AdjointState, drifts: UndoDrift, config: Config) -> PendingDrifts:
     """Particles before the reversal of drifts without a kick after them: the cotangent of the mesh is zero."""
     spec, shape = config.decomposition.spec, config.mesh_shape
@@ -127,7 +128,7 @@ def no_kick(state: AdjointState, drifts: UndoDrift, config: Config) -> PendingDr
     return PendingDrifts(state, config.decomposition.shard_map(zeros, (P(), spec), spec)(nothing, state.disp), drifts)
 
 
-@partial(jax.jit, static_argnames="config")
+@partial(jit, static_argnames="config")
 def undo_drifts(pending: PendingDrifts, config: Config) -> tuple[AdjointState, Float[Array, 1]]:
     """Reverse the pending drifts.
 
@@ -138,7 +139,7 @@ def undo_drifts(pending: PendingDrifts, config: Config) -> tuple[AdjointState, F
     return decomposition.shard_map(partial(_drift_block, config=config), specs, (decomposition.spec, P()))(pending)
 
 
-@partial(jax.jit, static_argnames="config")
+@partial(jit, static_argnames="config")
 def cached_step_vjp(
     pending: PendingDrifts, undo: UndoKick, factor: StepFactor | None, entry: Entry, config: Config
 ) -> tuple[AdjointState, Array, CoefficientGrads]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.ops.momenta import in_range
@@ -24,7 +25,7 @@ from pmwd_dist.pm.stepping import step as one_step
 from pmwd_dist.pm.stepping.step import MidStep, Step, all_steps, coefficients_of, finish_step, take_step, unit_after
 
 
-@partial(jax.jit, static_argnames=("config", "kind"))
+@partial(jit, static_argnames=("config", "kind"))
 def initial_particles(
     noise: Array,
     table: GrowthTable,
@@ -47,7 +48,7 @@ def initial_particles(
     return jax.tree.map(config.decomposition.constrain, particles)
 
 
-@partial(jax.jit, static_argnames="config", donate_argnames="particles")
+@partial(jit, static_argnames="config", donate_argnames="particles")
 def exact_particles(particles: Particles, config: Config) -> ExactParticles:
     """Particles of another source at `config.a_start`, on the grids of the steps; donates the particles."""
     return jax.tree.map(config.decomposition.constrain, exact(particles, config))
@@ -76,13 +77,13 @@ def make_schedule(
     return _schedule(table, times, coefficients_of(formula, table, times, config, factor), config)
 
 
-@partial(jax.jit, static_argnames="config")
+@partial(jit, static_argnames="config")
 def _schedule(table: GrowthTable, times: Array, coefficients: Coefficients, config: Config) -> StepSchedule:
     steps = all_steps(coefficients, config)
     return StepSchedule(times, steps, jnp.pad(steps.invertible_first(), (0, 1)), table)
 
 
-@partial(jax.jit, static_argnames="config", donate_argnames="particles")
+@partial(jit, static_argnames="config", donate_argnames="particles")
 def half_drift(
     particles: ExactParticles, status: Status, schedule: StepSchedule, done: ArrayLike, config: Config
 ) -> MidStep:
@@ -100,7 +101,7 @@ def advance(mid: MidStep, schedule: StepSchedule, done: ArrayLike, config: Confi
     return _advance(mid.particles, mid._replace(particles=()), schedule, done, config)  # type: ignore[arg-type]
 
 
-@partial(jax.jit, static_argnames="config", donate_argnames="particles")
+@partial(jit, static_argnames="config", donate_argnames="particles")
 def _advance(
     particles: ExactParticles, mid: MidStep, schedule: StepSchedule, done: ArrayLike, config: Config
 ) -> MidStep:
@@ -113,20 +114,20 @@ def undo_half_drift(mid: MidStep, config: Config) -> ExactParticles:
     return _undo_half_drift(mid.particles, mid._replace(particles=()), config)  # type: ignore[arg-type]
 
 
-@partial(jax.jit, static_argnames="config", donate_argnames="particles")
+@partial(jit, static_argnames="config", donate_argnames="particles")
 def _undo_half_drift(particles: ExactParticles, mid: MidStep, config: Config) -> ExactParticles:
     rest = one_step.undo_half_drift(mid._replace(particles=particles), config)
     return ExactParticles(rest.disp, particles.momenta)
 
 
-@partial(jax.jit, static_argnames="config")
+@partial(jit, static_argnames="config")
 def final_status(mid: MidStep, config: Config) -> Status:
     """Status at the end of a simulation."""
     valid = jnp.all(in_range(mid.particles.momenta))
     return one_step.final_status(mid.status, mid.max_displacement, valid, config)
 
 
-@partial(jax.jit, static_argnames="config", donate_argnames="particles")
+@partial(jit, static_argnames="config", donate_argnames="particles")
 def undo_step(particles: ExactParticles, schedule: StepSchedule, done: ArrayLike, config: Config) -> ExactParticles:
     """Particles before the last of `done` steps, from the particles after it, exactly; donates the particles."""
     step = jax.tree.map(lambda x: x[jnp.asarray(done) - 1], schedule.steps)
@@ -134,7 +135,7 @@ def undo_step(particles: ExactParticles, schedule: StepSchedule, done: ArrayLike
     return one_step.undo_step(ExactParticles(kicked, particles.momenta), step, jnp.asarray(True), config)
 
 
-@jax.jit
+@jit
 def with_units(particles: ExactParticles, schedule: StepSchedule, done: ArrayLike) -> Particles:
     """Particles with momenta in Mpc/h, after a number of steps."""
     return particles.with_unit(unit_after(jnp.asarray(done), schedule.steps))

@@ -11,13 +11,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from pmwd_dist._jax.order import barrier
+from pmwd_dist._jax.program import filter_jit, jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
@@ -90,7 +90,7 @@ class MidStep(NamedTuple):
     status: Status
 
 
-@eqx.filter_jit
+@filter_jit
 def coefficients_of(
     formula: Formula, table: GrowthTable, times: Array, config: Config, factor: PotentialFactor | None = None
 ) -> Coefficients:
@@ -171,7 +171,7 @@ def take_step(
     return MidStep(particles, following, unit, max_displacement, status), cache
 
 
-@partial(jax.jit, static_argnames="config")
+@partial(jit, static_argnames="config")
 def _kick_and_drift(
     particles: ExactParticles,
     max_displacement: Float[Array, ""],

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from pmwd_dist import infer
 from pmwd_dist._jax.profile import part
+from pmwd_dist._jax.program import jit
 from pmwd_dist.infer.chain.chain import on_devices
 from pmwd_dist.infer.likelihoods import shown
 from pmwd_dist.io.arrays import Arrays, Shapes, fingerprint, read_arrays, reading, write_arrays
@@ -112,7 +113,8 @@ def _start(plan: InferenceJob, posterior: infer.Posterior) -> Arrays:
     placed = to_devices(jax.random.key_data(keys), sharding)
     positions = jax.vmap(one, spmd_axis_name=plan.chain_axis)(placed)
     if start.begin == "map":
-        each = [jax.tree.map(lambda x, i=i: x[i], positions) for i in range(len(keys))]
+        row, stack = jit(lambda tree, i: jax.tree.map(lambda x: x[i], tree)), jit(jnp.stack)
+        each = [row(positions, i) for i in range(len(keys))]
         best = [infer.maximise(posterior, z, steps=start.map_steps).position for z in each]
-        positions = jax.tree.map(lambda *x: jnp.stack(x), *best)
+        positions = jax.tree.map(lambda *x: stack(x), *best)
     return to_host({"noise": positions["noise"]} | {f"parameters/{n}": x for n, x in positions["parameters"].items()})

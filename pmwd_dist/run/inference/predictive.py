@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +14,7 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pmwd_dist import infer
+from pmwd_dist._jax.program import filter_jit, jit
 from pmwd_dist.infer import predictive_checks
 from pmwd_dist.infer.likelihoods import shown
 from pmwd_dist.io.arrays import Arrays
@@ -123,7 +123,7 @@ def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: A
     return Comparison(k, panels, images, ell, angular, checks, prior)
 
 
-@eqx.filter_jit
+@filter_jit
 def _predicted(model: infer.Model, observed: Array, truth: Array | None, draws: Any, plane: int) -> Any:
     """Cross spectra of each draw with the truth, if it is known, and with the data; or predicted maps."""
     config = model.config
@@ -159,7 +159,7 @@ def _angular(posterior: infer.Posterior, observed: np.ndarray, drawn: np.ndarray
     return ell, panels
 
 
-@partial(jax.jit, static_argnames="side")
+@partial(jit, static_argnames="side")
 def _angular_powers(maps: Array, side: float | None) -> AngularPower:
     return jax.vmap(partial(angular_power, side=side))(maps)
 

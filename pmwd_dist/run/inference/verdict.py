@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -17,6 +16,7 @@ from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import message, remove
 from pmwd_dist._jax.profile import part
+from pmwd_dist._jax.program import filter_jit
 from pmwd_dist.infer.chain.diagnostics import step_errors, stuck
 from pmwd_dist.infer.constants import FEW_FAILURES, UNMIXED
 from pmwd_dist.io.arrays import Arrays, read_arrays
@@ -315,7 +315,7 @@ def _linear_density(model: infer.Model, plane: int, noise: np.ndarray, numbers: 
     return to_host(_plane(model.forward, plane, to_devices(noise, model.config.decomposition.sharding), given))
 
 
-@eqx.filter_jit
+@filter_jit
 def _plane(forward: Any, plane: int, noise: Array, numbers: dict[str, Array]) -> Array:
     config = forward.config
     modes, _ = forward.linear_modes(noise, numbers)

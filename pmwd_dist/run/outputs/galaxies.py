@@ -16,6 +16,7 @@ import numpy as np
 from jax import Array
 from pydantic import AfterValidator
 
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table
 from pmwd_dist.observe.bias import LagrangianBias, bias_weights, tracer_density
@@ -150,7 +151,7 @@ class Galaxies(TableOutput):
         measured = power_multipoles(field, config, line_of_sight=self.line_of_sight, poles=POLES)
         radius = self.smoothing or 0.0
 
-        @jax.jit
+        @jit
         def bias(k: Array) -> Array:
             return 1 + (self.b1 - self.bnabla2 * k**2) * jnp.exp(-(k**2) * radius**2 / 2)
 
@@ -272,6 +273,6 @@ class Counts(Output):
         return "set"
 
 
-@partial(jax.jit, static_argnames="config")
+@partial(jit, static_argnames="config")
 def _poisson(key: Array, rate: Array, config: Config) -> Array:
     return config.decomposition.constrain(jax.random.poisson(key, rate, dtype=jnp.int32))

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.distance import comoving_distance
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
@@ -220,7 +221,7 @@ class LightCone(Output):
                 for name, function in functions.items()
             }
 
-        return jax.jit(lens, out_shardings=cone.config.decomposition.replicated)(shells)
+        return jit(lens, out_shardings=cone.config.decomposition.replicated)(shells)
 
     def _spectra(self, maps: Array, simulation: SimulationSetup, side: float | None) -> Table:
         """C_l of each map, its Gaussian scatter, and C_l of linear theory with the windows of the maps."""
@@ -268,7 +269,7 @@ class LightCone(Output):
 def empty(cone: lensing.LightCone) -> Array:
     """The shells of a light cone before the first step."""
     like = shells_like(cone)
-    return jax.jit(lambda: jnp.zeros(like.shape, like.dtype), out_shardings=like.sharding)()
+    return jit(lambda: jnp.zeros(like.shape, like.dtype), out_shardings=like.sharding)()
 
 
 def shells_like(cone: lensing.LightCone) -> jax.ShapeDtypeStruct:
@@ -278,7 +279,7 @@ def shells_like(cone: lensing.LightCone) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((len(cone.edges) - 1, *pixels), np.dtype(jnp.result_type(float)), sharding=sharding)
 
 
-@partial(jax.jit, static_argnames=("cone", "config"), donate_argnames=("particles", "shells"))
+@partial(jit, static_argnames=("cone", "config"), donate_argnames=("particles", "shells"))
 def advance_and_see(
     particles: ExactParticles,
     shells: Array,

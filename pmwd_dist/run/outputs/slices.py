@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pmwd_dist._jax.program import jit
 from pmwd_dist.io.arrays import Arrays, read_arrays, reading, write_arrays
 from pmwd_dist.observe.sheet import slab_density
 from pmwd_dist.report import plot
@@ -49,7 +49,7 @@ class Slices(Output):
         planes = min(max(1, round(self.thickness / cell)), cells)
         image = np.asarray(slab_density(view.rest, config, planes))
         if not np.isfinite(image).all():
-            mean = jax.jit(lambda x: jnp.mean(x[:, :, :planes], 2), out_shardings=config.decomposition.replicated)
+            mean = jit(lambda x: jnp.mean(x[:, :, :planes], 2), out_shardings=config.decomposition.replicated)
             image = np.asarray(mean(view.density))
         values = {"z": view.z, "density": image, "sides": config.box_size[:2], "thickness": planes * cell}
         return {name: np.asarray(value) for name, value in values.items()}

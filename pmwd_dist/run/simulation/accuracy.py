@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.cosmology.parameters import parameters
@@ -148,7 +149,7 @@ def long_wave_growth(formula: Formula, table: GrowthTable, times: Sequence[float
     Such a wave feels its own displacement as acceleration: the steps are sums of two numbers.
     """
     ends = jnp.asarray(times, float)
-    steps = jax.jit(jax.vmap(partial(formula, table)))(ends[:-1], ends[1:])
+    steps = jit(jax.vmap(partial(formula, table)))(ends[:-1], ends[1:])
     disp, vel = float(table.D1(ends[0])), float(table.momentum(ends[0]))
     for before, kick, log_scale, after in zip(*(np.asarray(x, float) for x in steps[:4]), strict=True):
         disp += before * vel

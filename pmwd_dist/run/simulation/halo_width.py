@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import jax
 import numpy as np
 from jax import Array
 
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.ops.rounding import max_abs
@@ -30,7 +30,7 @@ def is_automatic(config: Config) -> bool:
 
 def largest_displacement(disp: Array, config: Config) -> float:
     """Largest displacement along an axis [Mpc/h]; NaN if one is not finite. Collective."""
-    run = jax.jit(max_abs, out_shardings=config.decomposition.replicated)
+    run = jit(max_abs, out_shardings=config.decomposition.replicated)
     return float(run(disp))
 
 

@@ -18,6 +18,7 @@ from jax import Array
 
 from pmwd_dist._files import message, temporary
 from pmwd_dist._jax.profile import part
+from pmwd_dist._jax.program import jit
 from pmwd_dist._memory import size
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table_to
@@ -229,7 +230,7 @@ def _restore(plan: SimulationPlan, log: Log, path: Path, content: dict[str, Any]
     step = content["step"]
     a = plan.times[step]
     log("resume", f"resumed after step {step}/{plan.steps}, a {a:.4f}", step=step, steps=plan.steps, a=a)
-    particles = ExactParticles(tree["disp"], jax.jit(pack)(tree["momenta"], 0.0))
+    particles = ExactParticles(tree["disp"], jit(pack)(tree["momenta"], 0.0))
     return Progress(config, particles, tree["status"], _schedule(plan), step, tree.get("shells"))
 
 
@@ -352,7 +353,7 @@ def _checkpoint(plan: SimulationPlan, progress: Progress, log: Log) -> None:
     particles = progress.particles()
     tree: dict[str, Any] = {
         "disp": particles.disp,
-        "momenta": jax.jit(to_integers)(particles.momenta),
+        "momenta": jit(to_integers)(particles.momenta),
         "status": progress.status,
     }
     if progress.shells is not None:

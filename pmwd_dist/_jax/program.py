@@ -1,0 +1,55 @@
+"""Compiled programs: `jit` and `filter_jit`, which take the place of `jax.jit` and `eqx.filter_jit` in this package.
+
+On CPUs, the collectives of two programs in flight can wait for each other forever, between processes as between the
+devices of one process. With JAX_CPU_ENABLE_ASYNC_DISPATCH=false, too, calls can return before their program has ended.
+To be deleted when JAX orders the collectives of programs on CPUs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import equinox as eqx
+import jax
+from jax.core import Tracer
+from jaxtyping import Array
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_METHODS = ("lower", "trace", "clear_cache", "_cache_size")
+
+
+def jit(function: Callable[..., Any], **options: Any) -> Any:
+    """`jax.jit`; a call on several CPU devices returns when the program has ended."""
+    return _waiting(jax.jit(function, **options))
+
+
+def filter_jit(function: Callable[P, T]) -> Callable[P, T]:
+    """`eqx.filter_jit`; a call on several CPU devices returns when the program has ended."""
+    return _waiting(eqx.filter_jit(function))
+
+
+def ended(tree: T) -> T:
+    """Arrays of a program that has ended, where there are several devices on CPUs; elsewhere, and traced, at once."""
+    if jax.default_backend() == "cpu" and jax.device_count() > 1:
+        jax.block_until_ready([x for x in map(_computed, jax.tree.leaves(tree)) if isinstance(x, Array)])
+    return tree
+
+
+def _computed(x: Any) -> Any:
+    """The array in a tracer of vmap or of a derivative outside jit."""
+    while isinstance(x, Tracer):
+        x = getattr(x, "val", None) if hasattr(x, "val") else getattr(x, "primal", None)
+    return x
+
+
+def _waiting(compiled: Any) -> Any:
+    @functools.wraps(compiled, updated=())
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return ended(compiled(*args, **kwargs))
+
+    run.__dict__.update({name: getattr(compiled, name) for name in _METHODS if hasattr(compiled, name)})
+    return run
