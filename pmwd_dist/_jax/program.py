@@ -19,6 +19,7 @@ from jaxtyping import Array
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_calls = [0]
 _METHODS = ("lower", "trace", "clear_cache", "_cache_size")
 
 
@@ -30,6 +31,11 @@ def jit(function: Callable[..., Any], **options: Any) -> Any:
 def filter_jit(function: Callable[P, T]) -> Callable[P, T]:
     """`eqx.filter_jit`; a call on several CPU devices returns when the program has ended."""
     return _waiting(eqx.filter_jit(function))
+
+
+def calls() -> int:
+    """Number of calls of programs so far, traced ones included."""
+    return _calls[0]
 
 
 def ended(tree: T) -> T:
@@ -49,7 +55,9 @@ def _computed(x: Any) -> Any:
 def _waiting(compiled: Any) -> Any:
     @functools.wraps(compiled, updated=())
     def run(*args: Any, **kwargs: Any) -> Any:
-        return ended(compiled(*args, **kwargs))
+        out = ended(compiled(*args, **kwargs))
+        _calls[0] += 1
+        return out
 
     run.__dict__.update({name: getattr(compiled, name) for name in _METHODS if hasattr(compiled, name)})
     return run

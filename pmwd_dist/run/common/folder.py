@@ -153,10 +153,12 @@ class Log:
 
     def __init__(self, folder: Path, listener: Listener):
         self._folder, self._listener = folder, listener
+        self.last = ""  # line of the last event, on every process
         self._summary: dict[str, Any] = {}
 
     def __call__(self, name: str, text: str = "", **fields: Any) -> None:
         """Log an event; only process 0 does."""
+        self.last = text.splitlines()[0] if text else self.last
         if not distributed.is_main():
             return
         path, now = self._folder / LOG, time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -21,6 +21,7 @@ from pmwd_dist.run.common.plan import Plan
 from pmwd_dist.run.common.report import write_report
 from pmwd_dist.run.common.resources import peak_memory
 from pmwd_dist.run.common.signals import Interrupted, stop_requests
+from pmwd_dist.run.common.watchdog import watchdog
 
 
 class Job(Plan):
@@ -37,6 +38,11 @@ class Job(Plan):
     @abstractmethod
     def work(self, log: Log, control: Control, checkpoint: Any) -> None:
         """Do the job from a checkpoint, or from the beginning if that is None. Collective."""
+
+    @property
+    def slowest(self) -> float:
+        """Expected time of the slowest program, in times of the slowest of its beginning."""
+        return 1.0
 
     @abstractmethod
     def draw(self) -> None:
@@ -94,7 +100,8 @@ def execute(
             log.warn("the last start was killed; this one goes on from its last checkpoint or chunk, if there is one")
         status, reason = "failed", dict[str, str]()
         try:
-            job.work(log, Control(job.folder, stop, profile, time_limit), checkpoint)
+            with watchdog(job.folder, log, job.slowest):
+                job.work(log, Control(job.folder, stop, profile, time_limit), checkpoint)
             status = "finished"
         except (Interrupted, KeyboardInterrupt, SystemExit):
             status = "interrupted"

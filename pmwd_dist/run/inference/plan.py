@@ -18,7 +18,9 @@ from pmwd_dist.cosmology.parameters import Parameters
 from pmwd_dist.cosmology.sampled import cosmology_at
 from pmwd_dist.cosmology.sampled_parameters import BIASES, NAMES, PARAMETERS
 from pmwd_dist.infer.chain.folder import chain_files
+from pmwd_dist.infer.constants import TRAJECTORIES
 from pmwd_dist.infer.likelihoods import data_warning, shown
+from pmwd_dist.infer.tuning.schedule import block_length
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.run.common import resources
@@ -185,6 +187,13 @@ class InferenceJob(Job):
             self.device_line,
             f"expected    {self.memory_text}: {self.memory.parts}",
         ]
+
+    @property
+    def slowest(self) -> float:
+        """Steps of a chunk in times of those of a block of the tuning."""
+        sampler = self.settings.sampler
+        block = max(1, block_length(sampler.tuning_steps)) if sampler.method == "mclmc" else TRAJECTORIES
+        return max(1.0, sampler.thin * sampler.chunk / block)
 
     def draw(self) -> None:
         """Draw the complete draws of an interrupted inference."""
