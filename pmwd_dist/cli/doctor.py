@@ -48,6 +48,8 @@ def _devices() -> list[str]:
         lines = [f"process {i:<3} {text}" for i, text in enumerate(each)]
     if jax.device_count() > 1:
         lines.append("slabs       " + ("peer: the GPUs' copy engines" if reason is None else f"xla; peer {reason}"))
+    if jax.device_count() > 1 and jax.default_backend() == "cpu":
+        lines.append("queue       wait for each program that you jit, or XLA may hang or abort: docs/howto/gpus.md")
     return lines
 
 

@@ -270,6 +270,7 @@ def test_doctor(cli: Cli):
     for words in ("pmwd-dist", "jax ", "device", "native ops", "MPI", "programs", "cores", "memory"):
         assert words in out
     assert "slabs       xla; peer needs NVIDIA GPUs" in out
+    assert "queue       wait for each program that you jit, or XLA may hang or abort: docs/howto/gpus.md" in out
 
 
 def test_what_to_install_without_native_ops(cli: Cli, file: Path, monkeypatch: pytest.MonkeyPatch):
