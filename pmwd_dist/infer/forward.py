@@ -29,6 +29,7 @@ from pmwd_dist.cosmology.parameters import Cosmology, Parameters
 from pmwd_dist.cosmology.sampled import COSMOLOGY, cosmology_at
 from pmwd_dist.observe.bias import eulerian_bias
 from pmwd_dist.observe.redshift_space import LineOfSight, direction, kaiser_factor
+from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.parallel.fft import fftfreq3d, pirfft3d
 from pmwd_dist.parallel.inputs import numbers
 from pmwd_dist.pm.inputs import check_config
@@ -44,10 +45,10 @@ from pmwd_dist.pm.modes import (
     power_nodes,
 )
 from pmwd_dist.pm.nbody import nbody
-from pmwd_dist.pm.paint import density
+from pmwd_dist.pm.paint import density, halo_limit
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.potential_factor import PotentialFactor
-from pmwd_dist.pm.status import Status
+from pmwd_dist.pm.status import Status, failure, successful
 
 Gravity = Literal["nbody", "lpt"]
 
@@ -282,18 +283,29 @@ class Simulation(CosmologicalModel):
     ) -> tuple[Float[Array, "nx ny nz"], Status | None]:
         """The observable in units of its mean, and the status of the simulation."""
         modes, table = self.linear_modes(noise, parameters)
-        if self.gravity == "lpt":
-            particles, status = lpt(modes, table, self.config, a=self.config.a_stop), None
-        else:
-            options: Any = {"solver": self.solver, "potential_factor": self.potential_factor}
-            solution = nbody(lpt(modes, table, self.config), table, self.config, **options)
-            particles, status = solution.particles, solution.status
+        particles, status = self._evolved(modes, table)
         if self.observable is not None:
             observe = self.observable
             if isinstance(observe, Observable):
                 observe = observe.with_power(self.of_cosmology or self.linear_power)
             return observe(particles, modes, parameters, table, self.config), status
         return eulerian_bias(density(particles, self.config), value_of(self.bias, parameters), self.config), status
+
+    def _evolved(self, modes: Array, table: GrowthTable) -> tuple[Particles, Status | None]:
+        if self.gravity == "lpt":
+            return lpt(modes, table, self.config, a=self.config.a_stop), None
+        options: Any = {"solver": self.solver, "potential_factor": self.potential_factor}
+        solution = nbody(lpt(modes, table, self.config), table, self.config, **options)
+        return solution.particles, solution.status
+
+    def status(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> Status:
+        """Status of the simulation; of LPT, whether its displacements are within the halo."""
+        particles, status = self._evolved(*self.linear_modes(noise, parameters))
+        if status is not None:
+            return status
+        largest, limit = max_abs(particles.disp) / min(self.config.cell_size), halo_limit(self.config)
+        like = successful(largest.dtype)
+        return Status(failure(largest, limit, jnp.inf), like.step, largest, jnp.full_like(largest, limit))
 
     def response(self, parameters: Mapping[str, ArrayLike]) -> Float[Array, "nx ny nk"]:
         """Ratio of the modes of the field to the modes of the noise in linear theory, painted by cloud-in-cell.

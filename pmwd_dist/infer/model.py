@@ -18,7 +18,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import filter_jit
 from pmwd_dist.config import Config
 from pmwd_dist.infer import trees
-from pmwd_dist.infer.forward import CosmologicalModel, ForwardModel, Function, of_shape
+from pmwd_dist.infer.forward import CosmologicalModel, ForwardModel, Function, Simulation, of_shape
 from pmwd_dist.infer.likelihoods import Gaussian, Likelihood, data_warning, masked
 from pmwd_dist.infer.precondition import Preconditioner, wiener_draw
 from pmwd_dist.infer.preconditioner_adaptation import Adaptation, Observations
@@ -131,6 +131,19 @@ class Model(eqx.Module):
         if status is None:
             return field, jnp.ones((), bool)
         return field, (status.code if isinstance(status, Status) else status) == Code.SUCCESSFUL
+
+    def failure(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> str:
+        """Message of a `Simulation` that fails; empty where it does not, and for other forward models. Collective."""
+        if not isinstance(self.forward, Simulation):
+            return ""
+        status: Status = to_host(filter_jit(lambda model, *x: model.status(*x))(self.forward, noise, parameters))
+        message = status.message()
+        if not message and self.config.decomposition.size > 1:
+            return (
+                f"the largest displacement is {float(status.max_displacement):.2f} cells, and redshift distortions may "
+                f"exceed the halo of {float(status.halo):.0f} cells; use a wider halo, or one device"
+            )
+        return message
 
     def mock(self, key: Array, position: Position) -> Array:
         """Data drawn from the likelihood, given the noise and parameters of a draw; NaN if the simulation failed."""

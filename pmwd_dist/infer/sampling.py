@@ -301,10 +301,8 @@ def _check_begun(run: Run, posterior: Posterior) -> None:
         wrong = np.flatnonzero(~np.all(fine, axis=0))
         if wrong.size:
             where = f"{wrong.size} of {len(fine[0])} chains begin, as chain {wrong[0]} does"
-            raise SimulationError(
-                f"the {what} is not finite where {where}{_at(posterior, states.position, int(wrong[0]))}; "
-                "begin elsewhere, as with another seed or narrower priors, or look at the simulation there"
-            )
+            at, remedy = _at(posterior, states.position, int(wrong[0]))
+            raise SimulationError(f"the {what} is not finite where {where}{at}; {remedy}")
 
 
 @jit
@@ -313,18 +311,21 @@ def _finite(tree: Any) -> list[Array]:
     return [jnp.isfinite(x).all(axis=tuple(range(1, x.ndim))) for x in jax.tree.leaves(tree)]
 
 
-def _at(posterior: Posterior, positions: Position, chain: int) -> str:
-    """Parameters at the first position of a chain, and the cells with a wrong prediction."""
+def _at(posterior: Posterior, positions: Position, chain: int) -> tuple[str, str]:
+    """Parameters at the first position of a chain, and the cells with a wrong prediction; and the remedy."""
+    remedy = "begin elsewhere, as with another seed or narrower priors, or look at the simulation there"
     position = jax.tree.map(lambda x: x[chain], positions)
     numbers = to_host(posterior.parameters(position))
     field, fine = to_host(filter_jit(lambda p, z: p.model.predict(*p.from_latent(z)))(posterior, position))
     where = ", ".join(f"{name} = {float(x):.4g}" for name, x in numbers.items())
     where = f" with {where}" if where else ""
+    if not (fine and np.isfinite(field).all()):
+        remedy = posterior.model.failure(posterior.from_latent(position)[0], numbers) or remedy
     if not fine:
-        return f"{where}, where the simulation fails"
+        return f"{where}, where the simulation fails", remedy
     counts = {"negative": int(np.sum(field < 0)), "not finite": int(np.sum(~np.isfinite(field)))}
     wrong = " and ".join(f"{what} in {count} of {field.size} cells" for what, count in counts.items() if count)
-    return f"{where}, where the prediction is {wrong}" if wrong else where
+    return f"{where}, where the prediction is {wrong}" if wrong else where, remedy
 
 
 def _identity(posterior: Posterior, positions: Position, key: Array, options: dict[str, Any]) -> dict[str, str]:

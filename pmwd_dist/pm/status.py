@@ -76,7 +76,8 @@ class Status(eqx.Module):
         if code == Code.BEYOND_HALO:
             return (
                 f"a displacement of {max_displacement:.2f} cells exceeds the halo of {halo:.0f} cells {at}; "
-                f'set halo to {int(max_displacement) + 1} or more, or to "auto"'
+                f'set halo to {int(max_displacement) + 1} or more ("auto" reaches 100 Mpc/h or the whole mesh), '
+                "or use one device"
             )
         if code == Code.NOT_FINITE:
             remedy = "check the initial conditions, the cosmology, and that a potential_factor is positive"

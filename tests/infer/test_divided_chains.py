@@ -46,3 +46,23 @@ def test_the_program_of_chains_gathers_no_field(cosmo: Any) -> None:
     text = program.compiled.as_text()
     assert "all-to-all" in text or "collective-permute" in text  # transforms
     assert "all-gather" not in text
+
+
+def test_a_narrow_halo_is_named_where_chains_begin(cosmo: Any) -> None:
+    noise, shape = 5 * np.random.default_rng(0).standard_normal((1, 8, 8, 8)), (8, 8, 8)
+
+    def narrow(halo: int) -> infer.Posterior:
+        config = pmd.Config(80.0, shape, lpt_order=1, decomposition=pmd.Decomposition((1, 2)), halo=halo)
+        forward = infer.Simulation(config, cosmo, gravity="lpt")
+        return infer.Model(config, forward, {}, infer.Gaussian(0.5)).condition(1 + noise[0])
+
+    posterior = narrow(1)
+    white = posterior.from_latent({"noise": jnp.asarray(noise[0]), "parameters": {}})[0]
+    modes, table = posterior.model.forward.linear_modes(white, {})
+    disp = pmd.lpt(modes, table, posterior.model.config, a=1.0).disp
+    cells = f"{float(jnp.abs(disp).max()) / 10:.2f} cells"
+    where, remedy = sampling._at(posterior, {"noise": jnp.asarray(noise), "parameters": {}}, 0)
+    assert where == ", where the prediction is not finite in 512 of 512 cells"
+    assert remedy.startswith(f"a displacement of {cells} exceeds the halo of 1 cells in step 1; set halo to 7 or more")
+    message = narrow(8).model.failure(white, {})  # of redshift space
+    assert message.startswith(f"the largest displacement is {cells}, and redshift distortions may exceed the halo of 8")

@@ -48,7 +48,7 @@ def test_a_displacement_beyond_the_halo_is_reported(failed: tuple[pmd.Config, pm
     assert status.halo == 1
     message = (
         rf"a displacement of {float(status.max_displacement):.2f} cells exceeds the halo of 1 cells "
-        rf'in step {int(status.step) + 1}; set halo to 2 or more, or to "auto"'
+        rf'in step {int(status.step) + 1}; set halo to 2 or more \("auto" reaches'
     )
     with pytest.raises(pmd.SimulationError, match=message):
         solution.raise_if_failed()

@@ -86,7 +86,9 @@ def draw_mock(plan: InferenceJob, warn: Callable[[str], None] = warnings.warn) -
         truth |= {"noise": noise_of(simulation.noise, simulation.config, simulation.kind)}
     data, field = to_host(plan.model.mock_and_field(key_of(plan, 1), truth))
     if not np.isfinite(data).all():
-        raise SimulationError("the simulation of the mock failed; use a wider devices.halo, or more time.steps")
+        problem = plan.model.failure(truth["noise"], plan.model.parameters(truth))
+        remedy = problem or "use a wider devices.halo, or more time.steps"
+        raise SimulationError(f"the simulation of the mock failed; {remedy}")
     if isinstance(likelihood := plan.model.likelihood, infer.Poisson):
         cells, galaxies = map(float, negative_shares(field[shown(to_host(likelihood.mask), field.shape)]))
         if galaxies > MAX_CUT:
