@@ -13,19 +13,27 @@ from pmwd_dist._errors import ArgumentError
 
 
 def check_number(
-    value: Any, name: str, low: float = -math.inf, high: float = math.inf, *, unit: str = "", remedy: str = ""
+    value: Any,
+    name: str,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    unit: str = "",
+    remedy: str = "",
+    several: bool = False,
 ) -> None:
-    """Raise ArgumentError unless a value, or each of a list, is a finite number in a range.
+    """Raise ArgumentError unless a value is a finite number in a range, or several such numbers where they may be.
 
     Arrays on a device are not checked, since that would wait for them.
 
     Args:
-      value: number, list or array of numbers.
+      value: number; list or array of numbers.
       name: name of the argument.
       low: least value of the range.
       high: largest value of the range.
       unit: unit of the range, such as "Mpc/h".
       remedy: advice, as in ArgumentError.
+      several: whether the value may be a list or an array.
     """
     if any(isinstance(x, jax.Array) for x in jax.tree.leaves(value)):
         return
@@ -33,10 +41,11 @@ def check_number(
         values = np.asarray(value)
     except ValueError:  # lists of several lengths
         values = np.asarray(None)
-    if values.dtype.kind in "iuf" and bool(np.all(np.isfinite(values) & (values >= low) & (values <= high))):
+    counts = several or values.ndim == 0
+    if counts and values.dtype.kind in "iuf" and bool(np.all(np.isfinite(values) & (values >= low) & (values <= high))):
         return
     ends = f" from {low:g} to {high:g}" if math.isfinite(high) else f", {low:g} or more" if math.isfinite(low) else ""
-    constraint = f"must be a finite number{ends}" + (f" {unit}" if unit and ends else "")
+    constraint = f"must be {'a' if counts else 'one'} finite number{ends}" + (f" {unit}" if unit and ends else "")
     raise ArgumentError(name, value, constraint, remedy, show_value=values.ndim == 0)
 
 

@@ -39,6 +39,15 @@ _SUMS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "Omega_?([lL]|[lL]ambda|de|DE)0?": lambda cosmo: (1, -cosmo.Omega_k, -cosmo.Omega_c, -cosmo.Omega_b),
 }
 LARGEST_W, LARGEST_MASS = 5.0, 10.0  # of |w| in a table, and of the sum of the masses of neutrinos [eV]
+_DENSITY, _STATE = "a density per critical density", "an equation of state"
+_RANGES = {
+    "Omega_c": (0.0, 10.0, _DENSITY),
+    "Omega_b": (0.0, 10.0, _DENSITY),
+    "h": (0.1, 3.0, "the Hubble constant in 100 km/s/Mpc"),
+    "sigma8": (0.0, 100.0, "a standard deviation"),
+    "w0": (-LARGEST_W, LARGEST_W, _STATE),
+    "wa": (-LARGEST_W, LARGEST_W, _STATE),
+}
 _ROUNDING = 1e-5  # tolerance of densities
 _DERIVED = "Omega_?(m|M|[lL]|[lL]ambda|de|DE|nu|r|g)0?"  # attributes that depend on neutrinos
 
@@ -187,7 +196,8 @@ def with_dark_energy(
       w: equation of state at the nodes.
 
     Raises:
-      ValueError: the cosmology lacks a parameter, or a table with fewer than two nodes, unsorted, infinite, or |w| > 5.
+      ValueError: the cosmology lacks a parameter, or a table with fewer than two nodes, unsorted, infinite,
+        |w| > 5, or w >= 0 at its start.
 
     Examples:
       >>> cosmo = pmd.with_dark_energy(jax_cosmo.Planck15(), [0.3, 0.7, 1.0], [-0.8, -0.9, -1.0])
@@ -224,6 +234,9 @@ def parameters(cosmo: Cosmology) -> Parameters:
     w_table = _checked_table(getattr(cosmo, "w_table", None))
     numbers = (_number(name, getattr(cosmo, name)) for name in _REQUIRED)
     checked = Parameters(*numbers, **_neutrinos(cosmo), w_table=w_table)
+    if all(map(_is_number, early := (cosmo.w0, cosmo.wa))) and sum(early) >= 0 and w_table is None:
+        constraint = "must be less than -w0: with w0 + wa >= 0 dark energy dominates early"
+        raise ArgumentError("cosmo.wa", cosmo.wa, constraint)
     if not isinstance(cosmo, Parameters):
         for name in sorted({*filter(_OTHERS.fullmatch, dir(cosmo))} - {field.name for field in fields(Parameters)}):
             if checked.n_eff is None or not re.fullmatch(_DERIVED, name):
@@ -236,7 +249,7 @@ def _neutrinos(cosmo: Cosmology) -> dict[str, Array]:
     values = {name: value for name in ("m_nu", "n_eff") if (value := getattr(cosmo, name, None)) is not None}
     if _is_number(values.get("m_nu")):
         check_number(values["m_nu"], "cosmo.m_nu", 0, LARGEST_MASS, unit="eV")
-    if _is_number(n_eff := values.get("n_eff")) and n_eff <= 0:
+    if _is_number(n_eff := values.get("n_eff")) and np.ndim(n_eff) == 0 and n_eff <= 0:
         raise ArgumentError("cosmo.n_eff", n_eff, "must be positive", "leave it out for a universe without radiation")
     if _is_number(m_nu := values.get("m_nu")) and m_nu == 0:
         del values["m_nu"]
@@ -254,9 +267,11 @@ def _checked_table(value: Any) -> Array | None:
     if good and not isinstance(value, jax.Array):
         a, w = np.asarray(value, float).T
         good = a[0] > 0 and (np.diff(a) > 0).all() and math.isfinite(a[-1]) and (np.abs(w) <= LARGEST_W).all()
+        good = good and w[0] < 0
     if not good:
         constraint = (
-            f"must hold two or more pairs of a and w, with positive, finite a that ascend and w within {LARGEST_W:g}"
+            f"must hold two or more pairs of a and w, with positive, finite a that ascend, and w within "
+            f"{LARGEST_W:g} that begins below 0"
         )
         raise ArgumentError("cosmo.w_table", value, constraint, show_value=False)
     return table
@@ -264,7 +279,7 @@ def _checked_table(value: Any) -> Array | None:
 
 def _is_number(value: Any) -> TypeGuard[float]:
     """Whether a value is known here: neither traced nor on a device."""
-    return isinstance(value, int | float | np.number)
+    return isinstance(value, int | float | np.number | np.ndarray)
 
 
 def check_numbers(x: Any, name: str, call: str) -> None:
@@ -310,6 +325,7 @@ def _number(name: str, value: Any) -> Array:
         raise wrong from error
     if number.shape != () or (_is_number(value) and not math.isfinite(value)):
         raise wrong
-    if name == "h" and _is_number(value) and not 0.1 < value < 3:
-        raise ArgumentError("cosmo.h", value, "must be the Hubble constant in 100 km/s/Mpc, 0.1 to 3")
+    low, high, kind = _RANGES.get(name, (-math.inf, math.inf, ""))
+    if _is_number(value) and not low <= value <= high:
+        raise ArgumentError(f"cosmo.{name}", value, f"must be {kind}, {low:g} to {high:g}")
     return number

@@ -146,7 +146,7 @@ def limber_power(
     Raises:
       ValueError: a multipole is negative, or edges or sources are out of range, as in `lensing_weights`.
     """
-    check_number(ell, "ell", 0)
+    check_number(ell, "ell", 0, several=True)
     table, (near, *_, last) = growth_table_to(2, cosmo), checked_edges(edges)
     far = min(last, float(jnp.max(source_distances(source, table, near)[0])))
     slabs = np.linspace(near, far, _SLABS + 1)

@@ -224,4 +224,5 @@ def eulerian_bias(density: Real[Array, "nx ny nz"], b1: ArrayLike, config: Confi
       >>> galaxies = observe.eulerian_bias(density, 1.5, config)
     """
     density = inputs.mesh_field(density, config, "density")
+    check_number(b1, "b1")
     return 1 + jnp.asarray(b1, density.dtype) * (density - 1)

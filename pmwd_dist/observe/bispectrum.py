@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Real
 
+from pmwd_dist._checks import check_ascending
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
@@ -139,7 +140,11 @@ def tree_bispectrum(
       power: linear P(k) [(Mpc/h)^3], a function of k [h/Mpc].
       edges: edges of the shells [h/Mpc].
       shells: indices of the shells of the three sides of each bin, as in `Bispectrum`.
+
+    Raises:
+      ValueError: edges that don't ascend from 0 or more.
     """
+    check_ascending(edges, "edges")
     low, high = np.asarray(edges[:-1]), np.asarray(edges[1:])
     nodes = (low[:, None] + high[:, None]) / 2 + (high - low)[:, None] / 2 * _NODES
     powers = np.asarray(power(nodes.ravel()), float).reshape(nodes.shape)

@@ -112,6 +112,8 @@ def weighted_overdensity(
     """
     density, weight = inputs.mesh_field(density, config, "density"), inputs.mesh_field(weight, config, "weight")
     check_shares(weight, "weight")
+    if not isinstance(weight, Tracer) and not weight.any():
+        raise ArgumentError("weight", 0, "must not be 0 in every cell")
     return _overdensity(density, weight)
 
 

@@ -82,7 +82,7 @@ def test_neutrinos_are_a_part_of_a_cosmology_of_any_kind() -> None:
     )
     with pytest.raises(ArgumentError, match=r"cosmo\.n_eff=0 must be positive; leave it out"):
         pmd.with_neutrinos(planck, n_eff=0)
-    with pytest.raises(ArgumentError, match=r"cosmo\.m_nu=.* must be one finite number"):
+    with pytest.raises(ArgumentError, match=r"cosmo\.m_nu must be one finite number"):
         pmd.with_neutrinos(planck, m_nu=np.full(3, 0.02))
 
 

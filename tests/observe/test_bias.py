@@ -178,6 +178,8 @@ ONES = np.ones(SHAPE)
             "selection=-1.0 must not be negative; pass shares from 0 to 1",
         ),
         (lambda c: pmd.observe.weighted_overdensity(ONES, -ONES, c), "weight=-1.0 must not be negative"),
+        (lambda c: pmd.observe.weighted_overdensity(ONES, 0 * ONES, c), "weight=0 must not be 0 in every cell"),
+        (lambda c: pmd.observe.eulerian_bias(ONES, np.nan, c), "b1=nan must be a finite number"),
         (lambda c: pmd.observe.weighted_overdensity(ONES, 7 * ONES, c), "weight=7.0 must not exceed 1; .* its maximum"),
         (
             lambda c: pmd.observe.expected_counts(ONES, c, number_density=1.0, mask=255 * ONES),

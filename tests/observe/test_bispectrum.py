@@ -145,3 +145,5 @@ def test_bad_arguments_are_refused(options: dict[str, Any], error: str, single: 
         bispectrum(np.ones((N, N, N)), pmd.Config(BOX, N, decomposition=single), **options)
     with pytest.raises(ValueError, match=r"k_max=2.0 must be 0.1571 to 0.8378 h/Mpc"):
         bispectrum_edges(pmd.Config(BOX, N, decomposition=single), k_max=2.0)
+    with pytest.raises(ValueError, match=r"edges=\[0.3, 0.2, 0.1\] must be finite and ascend"):
+        tree_bispectrum(np.ones_like, [0.3, 0.2, 0.1], [(0, 0, 0)])
