@@ -45,6 +45,9 @@ def linear_power(k: ArrayLike, cosmo: Cosmology | GrowthTable, transfer: str = D
       ValueError: the cosmology lacks a parameter, has a component that is not modelled (`Cosmology`), or is far from
         the parameters of the transfer function.
 
+    Warns:
+      UserWarning: parameters for which the transfer function was not compared with CAMB.
+
     Examples:
       >>> k = jnp.geomspace(1e-3, 10.0, 200)
       >>> power = pmd.linear_power(k, jax_cosmo.Planck15())

@@ -234,9 +234,10 @@ def parameters(cosmo: Cosmology) -> Parameters:
     w_table = _checked_table(getattr(cosmo, "w_table", None))
     numbers = (_number(name, getattr(cosmo, name)) for name in _REQUIRED)
     checked = Parameters(*numbers, **_neutrinos(cosmo), w_table=w_table)
-    if all(map(_is_number, early := (cosmo.w0, cosmo.wa))) and sum(early) >= 0 and w_table is None:
+    w0, wa = cosmo.w0, cosmo.wa
+    if w_table is None and _is_number(w0) and _is_number(wa) and w0 + wa >= 0:
         constraint = "must be less than -w0: with w0 + wa >= 0 dark energy dominates early"
-        raise ArgumentError("cosmo.wa", cosmo.wa, constraint)
+        raise ArgumentError("cosmo.wa", wa, constraint)
     if not isinstance(cosmo, Parameters):
         for name in sorted({*filter(_OTHERS.fullmatch, dir(cosmo))} - {field.name for field in fields(Parameters)}):
             if checked.n_eff is None or not re.fullmatch(_DERIVED, name):

@@ -20,20 +20,26 @@ _OF_GROWTH = {"Omega_m", "Omega_c", "Omega_b", "Omega_k", "w0", "wa", "w_table"}
 
 def cosmology_at(parameters: Mapping[str, ArrayLike], table: GrowthTable) -> GrowthTable:
     """Growth table of the cosmology with these parameters and fiducial ones, recomputed only if it changes."""
-    fiducial = table.cosmo
-    changes = {name: jnp.asarray(parameters[name]) for name in COSMOLOGY if name in parameters}
+    cosmo = parameters_at(parameters, table.cosmo)
+    of_growth = _OF_GROWTH if cosmo.n_eff is None else _OF_GROWTH | {"h", "m_nu", "n_eff"}
+    table = growth_table_to(table.order, cosmo) if of_growth & parameters.keys() else table
+    table = replace(table, cosmo=cosmo)
+    if "A_s" not in parameters:
+        return table
+    return replace(table, cosmo=replace(cosmo, sigma8=sigma8_of_A_s(parameters["A_s"], table)))
+
+
+def parameters_at(parameters: Mapping[str, ArrayLike], fiducial: Parameters) -> Parameters:
+    """A cosmology with these parameters, apart from A_s, and fiducial ones."""
+    changes = {name: jnp.asarray(parameters[name]) for name in COSMOLOGY if name in parameters and name != "A_s"}
     if fiducial.w_table is not None and (unused := sorted(changes.keys() & {"w0", "wa"})):
         constraint = "has no effect beside the w_table of the cosmology"
         raise ArgumentError(unused[0], None, constraint, "leave it out", show_value=False)
     if "m_nu" in changes and fiducial.n_eff is None:
-        changes["n_eff"] = jnp.asarray(N_EFF)
+        changes.setdefault("n_eff", jnp.asarray(N_EFF))
     total = changes.pop("Omega_m", None)
-    A_s = changes.pop("A_s", None)
     cosmo = replace(fiducial, **changes)
-    if total is not None:
-        cold = jnp.asarray(total) - cosmo.Omega_b
-        cosmo = replace(cosmo, Omega_c=cold if cosmo.m_nu is None else cold - cosmo.Omega_nu)
-    of_growth = _OF_GROWTH if cosmo.n_eff is None else _OF_GROWTH | {"h", "m_nu", "n_eff"}
-    table = growth_table_to(table.order, cosmo) if of_growth & parameters.keys() else table
-    table = replace(table, cosmo=cosmo)
-    return table if A_s is None else replace(table, cosmo=replace(cosmo, sigma8=sigma8_of_A_s(A_s, table)))
+    if total is None:
+        return cosmo
+    cold = jnp.asarray(total) - cosmo.Omega_b
+    return replace(cosmo, Omega_c=cold if cosmo.m_nu is None else cold - cosmo.Omega_nu)

@@ -6,6 +6,7 @@ All are functions of (k [h/Mpc], Omega_c, Omega_b, h, n_eff), for massless neutr
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
@@ -30,6 +31,7 @@ RANGES = (0.05, 0.35), (0.04, 0.32)
 STEP, SCALE = 0.02, 25.0
 # Ranges of Omega_m h^2, Omega_b / Omega_m, n_eff and m_nu [eV]: compared with CAMB, and beyond which nothing is known.
 TESTED = (*RANGES, (2.5, 4.0), (0.0, 0.6))
+_TESTED_FIT = (*((0.0, math.inf),) * 2, (2.9, 3.1), (0.0, math.inf))
 USABLE = (0.02, 1.5), (0.005, 0.5), (2.0, 5.0), (0.0, 3.0)
 COMPARED = 3e-4, 9.0  # wavenumbers [h/Mpc]
 N_TABLE, N_RANGE = 3.046, (2.0, 5.0)  # n_eff of that table, and range of the table of its change
@@ -74,6 +76,13 @@ def outside_table(cosmo: Any, ranges: Sequence[tuple[float, float]] = TESTED) ->
     return [(name, x, f"{low:g} to {high:g}") for (name, x), (low, high) in pairs if not low <= x <= high]
 
 
+def transfer_warnings(name: str, cosmo: Any) -> list[str]:
+    """Warnings about parameters of a cosmology for which a transfer function was not compared with CAMB."""
+    limit = f'the range of linear_power = "{name}"; P(k) was not compared with CAMB there'
+    outside = outside_table(cosmo, TESTED if name == "boltzmann" else _TESTED_FIT)
+    return [f"{parameter} = {value:.3g} is outside of {ends}, {limit}" for parameter, value, ends in outside]
+
+
 def _table_parameters(cosmo: Any) -> dict[str, float]:
     Omega_b, h, Omega_c = (float(np.asarray(jax.device_get(x))) for x in (cosmo.Omega_b, cosmo.h, cosmo.Omega_c))
     n_eff, m_nu = (getattr(cosmo, name, None) for name in ("n_eff", "m_nu"))
@@ -100,7 +109,10 @@ def expected_error(name: str, cosmo: Any, k: tuple[float, float]) -> float | Non
 
 
 def check_transfer(name: str, cosmo: Any) -> None:
-    """Raise ArgumentError far from the parameters of the table, or without baryons; traced values are not checked."""
+    """Raise ArgumentError far from the parameters of the table, or without baryons, and warn where P(k) is unknown.
+
+    Traced values are not checked.
+    """
     if any(isinstance(x, Tracer) for x in jax.tree.leaves(vars(cosmo))):
         return
     ranges = USABLE if name == "boltzmann" else (USABLE[0], *((1e-6, 1 - 1e-6), (0.0, math.inf), (0.0, math.inf)))
@@ -108,6 +120,8 @@ def check_transfer(name: str, cosmo: Any) -> None:
         constraint = f"is a transfer function for {parameter} of {ends}, and here it is {value:.3g}"
         remedy = "pass a table (k, P), or a function of (k, cosmology)"
         raise ArgumentError("linear_power", name, constraint, remedy)
+    for text in transfer_warnings(name, cosmo):
+        warnings.warn(text, stacklevel=3)
 
 
 @cache

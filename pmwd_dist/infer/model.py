@@ -11,12 +11,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import filter_jit
 from pmwd_dist.config import Config
+from pmwd_dist.cosmology.sampled import COSMOLOGY, parameters_at
+from pmwd_dist.cosmology.transfer import transfer_warnings
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.forward import CosmologicalModel, ForwardModel, Function, Simulation, of_shape
 from pmwd_dist.infer.likelihoods import Gaussian, Likelihood, data_warning, masked
@@ -52,6 +55,9 @@ class Model(eqx.Module):
     Raises:
       ValueError: a parameter of the likelihood or the forward model without a prior, or parameters that exclude each
         other.
+
+    Warns:
+      UserWarning: a prior reaches cosmologies for which the transfer function was not compared with CAMB.
 
     Examples:
       >>> model = infer.Model(config, forward, {"b1": infer.Normal(1.5, 0.5)}, infer.Gaussian(sigma=0.3))
@@ -89,11 +95,28 @@ class Model(eqx.Module):
         for one, other in (("Omega_m", "Omega_c"), ("sigma8", "A_s")):
             if one in priors and other in priors:
                 raise ArgumentError("priors", list(priors), f"has both {one} and {other}", "leave one of them out")
+        self._warn_of_tables()
 
     @property
     def priors(self) -> dict[str, Prior]:
         """Priors of the parameters, by name."""
         return dict(self.items)
+
+    def _warn_of_tables(self) -> None:
+        """Warn of priors that reach cosmologies for which the P(k) of the forward model was not compared with CAMB."""
+        if not isinstance(self.forward, CosmologicalModel):
+            return
+        power, table = self.forward.of_cosmology, self.forward.table
+        if not isinstance(power, str) or any(isinstance(x, Tracer) for x in jax.tree.leaves(table)):
+            return
+        known = transfer_warnings(power, table.cosmo)
+        for name, prior in self.items:
+            for u in (-2.0, 2.0) if name in COSMOLOGY else ():
+                value = prior.forward(u)
+                for text in transfer_warnings(power, parameters_at({name: value}, table.cosmo)):
+                    if text not in known:
+                        where = f"priors[{name!r}]: at {float(value):.4g}, within two deviations of its median"
+                        warnings.warn(f"{where}, {text}", stacklevel=4)  # equinox calls __init__
 
     @property
     def _declared(self) -> list[str]:

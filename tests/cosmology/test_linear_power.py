@@ -70,6 +70,7 @@ def test_power_is_that_of_the_recipes_of_the_docs(code: str) -> None:
     np.testing.assert_allclose(pmd.linear_power(CAMB["k"], cosmo), power, rtol=5e-3)
 
 
+@pytest.mark.filterwarnings("ignore:.*was not compared with CAMB")
 def test_beyond_its_table_the_correction_is_constant() -> None:
     """Eisenstein & Hu's power continues it, in k and in the densities."""
     for changes in ({"Omega_c": 0.9}, {"Omega_c": 0.06}, {"h": 0.3}, {}):
@@ -99,6 +100,20 @@ def test_cosmologies_far_from_the_tables_are_refused(name: str, changes: dict[st
         pmd.linear_power(0.1, cosmo, name)
     with pytest.raises(ValueError, match=message):
         pmd.linear_modes(np.zeros((8, 8, 8)), cosmo, pmd.Config(80.0, 8, decomposition=(1, 1)), linear_power=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("boltzmann", {"Omega_c": 0.95}, r"Omega_m h\^2 = 0.462 is outside of 0.05 to 0.35, .* not compared with CAMB"),
+        ("boltzmann", {"n_eff": 4.5}, "n_eff = 4.5 is outside of 2.5 to 4"),
+        ("eisenstein-hu", {"n_eff": 4.0}, 'n_eff = 4 is outside of 2.9 to 3.1, the range of linear_power = "eisenst'),
+    ],
+)
+def test_cosmologies_beyond_the_comparison_raise_a_warning(name: str, changes: Any, message: str) -> None:
+    with pytest.warns(UserWarning, match=message) as caught:
+        pmd.linear_power(0.1, problems.cosmology(**changes), name)
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist import infer
+from pmwd_dist.cosmology.sampled import parameters_at
 
 SHAPE, BOX, BIAS, SIGMA = (8, 6, 4), (80.0, 60.0, 40.0), 1.7, 0.6
 
@@ -400,6 +401,26 @@ def test_wrong_shapes_from_user_functions_are_refused(message: str, cosmo: Any) 
 
     with pytest.raises(ValueError, match=message):
         use()
+
+
+def test_priors_that_reach_beyond_the_tables_raise_a_warning(cosmo: Any) -> None:
+    """Of the cosmologies at two deviations, those for which P(k) was not compared with CAMB are named."""
+    config = pmd.Config(64.0, 8, steps=1, decomposition=(1, 1))
+    forward = infer.LinearField(config, cosmo)
+    with pytest.warns(UserWarning, match="not compared with CAMB") as caught:
+        infer.Model(config, forward, {"Omega_m": infer.Uniform(0.01, 0.9)}, infer.Gaussian(1.0))
+    low, baryons, high = (str(warning.message) for warning in caught)
+    assert low.startswith("priors['Omega_m']: at 0.03025, within two deviations of its median, Omega_m h^2 = 0.01")
+    assert "Omega_b / Omega_m = 1.6" in baryons
+    assert "Omega_m h^2 = 0.4" in high
+    infer.Model(
+        config, forward, {"Omega_m": infer.Uniform(0.2, 0.4), "A_s": infer.Uniform(1e-9, 3e-9)}, infer.Gaussian(1.0)
+    )
+
+
+def test_a_prior_of_n_eff_holds_beside_one_of_masses(cosmo: Any) -> None:
+    found = parameters_at({"n_eff": 2.6, "m_nu": 0.1}, pmd.growth_table(cosmo).cosmo)
+    assert float(found.n_eff) == pytest.approx(2.6)
 
 
 def test_constant_data_raise_a_warning(cosmo: Any) -> None:

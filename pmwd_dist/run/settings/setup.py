@@ -15,7 +15,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.linear_power import check_sigma8_range, interpolate_power, linear_power, normalised_power
 from pmwd_dist.cosmology.parameters import Cosmology
-from pmwd_dist.cosmology.transfer import expected_error, outside_table
+from pmwd_dist.cosmology.transfer import expected_error, transfer_warnings
 from pmwd_dist.io.snapshot.initial import InitialConditions
 from pmwd_dist.observe.lensing import LightCone
 from pmwd_dist.parallel.distributed import to_devices
@@ -106,11 +106,8 @@ class SimulationSetup:
         return ", not compared with CAMB here" if error is None else f", within {error:g} % of CAMB"
 
     def transfer_warnings(self, cosmo: Cosmology) -> list[str]:
-        """Warnings about densities of a cosmology that the transfer function was not tabulated for."""
-        if self.power != "boltzmann":
-            return []
-        limit = 'the range of linear_power = "boltzmann"; P(k) was not compared with CAMB there'
-        return [f"{name} = {value:.3g} is outside of {ends}, {limit}" for name, value, ends in outside_table(cosmo)]
+        """Warnings about parameters of a cosmology that the transfer function was not compared for."""
+        return transfer_warnings(self.power, cosmo) if isinstance(self.power, str) else []
 
     def tilt_warnings(self) -> list[str]:
         """Warning about a table with another tilt than P(k) of the cosmology, which f_nl takes for transfer."""
