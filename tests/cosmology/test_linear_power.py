@@ -122,6 +122,8 @@ def test_cosmologies_beyond_the_comparison_raise_a_warning(name: str, changes: A
         ("boltzmann", {}, (1e-3, 5.0), 0.1),
         ("boltzmann", {"n_eff": 4.0}, (1e-3, 5.0), 0.1),
         ("boltzmann", {}, (1e-3, 20.0), 0.5),
+        ("boltzmann", {}, (1e-3, 60.0), 5.0),
+        ("boltzmann", {}, (1e-3, 300.0), None),
         ("boltzmann", {"h": 0.415}, (1e-3, 5.0), 0.5),
         ("boltzmann", {"m_nu": 0.3}, (1e-3, 5.0), 0.7),
         ("boltzmann", {"m_nu": 0.3}, (0.05, 5.0), 0.3),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pmwd_dist as pmd
 from pmwd_dist.pm.solvers import FORMULAS, INTEGRATORS
 from pmwd_dist.pm.solvers.diffrax_solvers import SOLVERS
 from pmwd_dist.pm.time_steps import step_times
-from pmwd_dist.run.settings import SimulationSetup
+from pmwd_dist.run.settings import SettingsError, SimulationSetup
 from pmwd_dist.run.settings.physics import training_warnings
 from pmwd_dist.run.settings.simulation_sections import Force
 from pmwd_dist.run.simulation.accuracy import (
@@ -115,17 +116,23 @@ def test_check_warns_of_steps_that_lose_growth(tmp_path: Path) -> None:
 
 
 def test_check_warns_of_counts_below_zero(tmp_path: Path) -> None:
-    """By the standard deviation of the linear field on the lattice, times b1."""
+    """By the standard deviation of the linear field in cells, times b1; where it is far too large, before the steps."""
     file = tmp_path / "a.toml"
     file.write_text("[box]\nsize = 128\nmesh = 32\nparticles = 16\n[devices]\npdims = [1, 1]\n")
     plans = [
         SimulationJob.of(read(file, [f"observe.galaxies={{b1=1, smoothing={x}, number_density=1e-3}}"]), tmp_path / "a")
-        for x in (4.0, 8.0)
+        for x in (6.0, 8.0, 3.0)
     ]
+    with pytest.raises(
+        SettingsError, match=r"deviation of 0.[78]\d* at z = 0, so that P\(k\) of counts would be too low"
+    ):
+        plans.pop().check()
     warnings = [[x for x in plan.check() if "observe.galaxies: b1" in x] for plan in plans]
     config, cosmo = plans[0].simulation.config, plans[0].simulation.cosmo
-    modes = pmd.linear_modes(pmd.white_noise(jax.random.key(0), config), cosmo, config)
-    weights = pmd.observe.bias_weights(modes, pmd.observe.LagrangianBias(b1=1.0), cosmo, config, smoothing=4.0)
+    modes = pmd.linear_modes(pmd.white_noise(jax.random.key(0), config, fixed=True), cosmo, config)
+    weights = pmd.observe.bias_weights(
+        modes, pmd.observe.LagrangianBias(b1=1.0), cosmo, config, smoothing=math.sqrt(36 + 16 / 6)
+    )
     (deviation,) = (float(text.partition("deviation of ")[2].split()[0]) for text in warnings[0])
     assert deviation == pytest.approx(float(weights.std()), rel=0.05)
     assert warnings[1] == []

@@ -128,6 +128,11 @@ class Output(Section):
         del simulation
         return []
 
+    def start_problems(self, simulation: SimulationSetup, a: float) -> list[str]:
+        """Problems before the steps of a run whose last output is at a scale factor."""
+        del simulation, a
+        return []
+
     def description(self, simulation: SimulationSetup) -> str:
         """Description in the first lines of a run."""
         del simulation

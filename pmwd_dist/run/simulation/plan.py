@@ -143,6 +143,8 @@ class SimulationPlan(Plan):
         problem, *warnings = memory_problem(self)
         problems = [problem] if problem else []
         problems += [text for output in self.results for text in output.missing()]
+        last = 1 / (1 + min(self.outputs.values()))
+        problems += [text for output in self.results for text in output.start_problems(self.simulation, last)]
         need, free = self.expected_disk, free_space(self.folder)
         if need > free:
             problems.append(
