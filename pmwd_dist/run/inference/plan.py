@@ -275,7 +275,8 @@ def make_model(settings: InferenceSettings, simulation: SimulationSetup, data: d
     with np.errstate(over="ignore"):
         observed = data.get("data.file", nothing).astype(np.dtype(jnp.result_type(float)))
     likelihood.check(observed, config)
-    return infer.Model(config, forward, priors, likelihood)
+    with warnings.catch_warnings(action="ignore"):  # `check` returns them
+        return infer.Model(config, forward, priors, likelihood)
 
 
 def _forward(settings: InferenceSettings, simulation: SimulationSetup) -> Any:
