@@ -44,7 +44,7 @@ PARAMETERS: dict[str, SampledParameter] = {
     "w0": _cosmology("w_0", 'kind = "uniform", low = -1.5, high = -0.5'),
     "wa": _cosmology("w_a", 'kind = "normal", mean = 0.0, sd = 0.3, high = 0.4'),
     "m_nu": _cosmology("", 'kind = "uniform", low = 0.0, high = 0.6', "not negative"),
-    "n_eff": _cosmology("", 'kind = "normal", mean = 3.0, sd = 0.3, low = 1.0', "positive"),
+    "n_eff": _cosmology("", 'kind = "normal", mean = 3.0, sd = 0.2, low = 1.0', "positive"),
     "b1": _bias("b_1", 'kind = "uniform", low = 0.5, high = 4.0'),
     "b2": _bias("b_2", 'kind = "normal", mean = 0.0, sd = 1.0'),
     "bs2": _bias("b_{s^2}", 'kind = "normal", mean = 0.0, sd = 1.0'),
