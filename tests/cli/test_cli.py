@@ -21,7 +21,7 @@ import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist.cli import commands, doctor, main
-from pmwd_dist.run.common import job, manifest, resources
+from pmwd_dist.run.common import manifest, plan, resources
 from pmwd_dist.run.inference.memory import InferenceMemory
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -274,7 +274,7 @@ def test_doctor(cli: Cli):
 
 
 def test_what_to_install_without_native_ops(cli: Cli, file: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(job, "native_available", lambda: False)
+    monkeypatch.setattr(plan, "native_available", lambda: False)
     monkeypatch.setattr(doctor, "native_available", lambda: False)
     assert "native ops off: slower, see `pmwd-dist doctor`" in cli("check", file)[1]
     assert "`pip install ./rust/jaxdecomp-ops`" in cli("doctor")[1]
