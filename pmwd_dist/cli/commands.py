@@ -336,7 +336,7 @@ def _types(text: str | None) -> list[int] | None:
 def _job_type(settings: Settings) -> type[Job]:
     if isinstance(settings, SimulationSettings):
         return SimulationJob
-    from pmwd_dist.run.inference.plan import InferenceJob
+    from pmwd_dist.run.inference.job import InferenceJob
 
     return InferenceJob
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pmwd_dist.run.inference.plan import InferenceJob
+from pmwd_dist.run.inference.job import InferenceJob
 from pmwd_dist.run.settings import InferenceSettings, read_as
 
 SMALL = """

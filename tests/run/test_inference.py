@@ -30,8 +30,7 @@ from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.inference import job, verdict
 from pmwd_dist.run.inference.inputs import key_of, starts_of
-from pmwd_dist.run.inference.job import condition_on
-from pmwd_dist.run.inference.plan import InferenceJob
+from pmwd_dist.run.inference.job import InferenceJob, condition_on
 from pmwd_dist.run.inference.verdict import (
     find_mixing_reasons,
     find_reasons,

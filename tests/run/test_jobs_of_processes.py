@@ -25,7 +25,7 @@ from pmwd_dist.run.common.folder import prepare_folder, status_of
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.inference import verdict
-from pmwd_dist.run.inference.plan import InferenceJob
+from pmwd_dist.run.inference.job import InferenceJob
 from pmwd_dist.run.settings import InferenceSettings, read_as
 from pmwd_dist.run.simulation.job import SimulationJob
 

@@ -17,7 +17,7 @@ from pmwd_dist import infer
 from pmwd_dist.observe.cross import cross_power
 from pmwd_dist.run.common.folder import Log, prepare_folder
 from pmwd_dist.run.inference.inputs import data_of, draw_mock
-from pmwd_dist.run.inference.plan import InferenceJob
+from pmwd_dist.run.inference.job import InferenceJob
 from pmwd_dist.run.inference.predictive import Comparison, compare, some_draws
 from pmwd_dist.run.inference.verdict import find_fit_reasons
 

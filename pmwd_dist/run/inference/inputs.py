@@ -26,13 +26,13 @@ from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.fingerprint import identity
 from pmwd_dist.run.common.folder import Log, start_errors
-from pmwd_dist.run.inference.plan import DATA, START, InferenceJob, truth_of
+from pmwd_dist.run.inference.plan import DATA, START, InferencePlan, truth_of
 
 _REMAKE = "remove it, and the same is made again"
 
 
 @part("data")
-def data_of(plan: InferenceJob, log: Log) -> Arrays:
+def data_of(plan: InferencePlan, log: Log) -> Arrays:
     """Data of a file, or of the mock with its truth."""
     if plan.settings.data.file != "mock":
         return {"data": plan.data["data.file"]}
@@ -46,7 +46,7 @@ def data_of(plan: InferenceJob, log: Log) -> Arrays:
 
 
 @part("starts")
-def starts_of(plan: InferenceJob, posterior: infer.Posterior, log: Log) -> Any:
+def starts_of(plan: InferencePlan, posterior: infer.Posterior, log: Log) -> Any:
     """Starting positions of the chains."""
     chains, start = plan.settings.sampler.chains, plan.settings.start
     shapes: Shapes = {f"parameters/{name}": (chains,) for name in plan.model.priors}
@@ -58,7 +58,7 @@ def starts_of(plan: InferenceJob, posterior: infer.Posterior, log: Log) -> Any:
     return on_devices(positions, plan.simulation.config, plan.chain_axis)
 
 
-def _kept(plan: InferenceJob, name: str, make: Callable[[], Arrays], shapes: Shapes, what: str, log: Log) -> Arrays:
+def _kept(plan: InferencePlan, name: str, make: Callable[[], Arrays], shapes: Shapes, what: str, log: Log) -> Arrays:
     """Arrays of a file of the run, which is made if it does not exist: a resumed run has the same bits. Collective."""
     path, about = plan.folder / name, {"run": fingerprint(identity(plan)), "file": name}
     if not from_main(path.exists()):
@@ -74,12 +74,12 @@ def _kept(plan: InferenceJob, name: str, make: Callable[[], Arrays], shapes: Sha
         return read_arrays(path, about, shapes, remedy=_REMAKE)
 
 
-def key_of(plan: InferenceJob, purpose: int) -> Array:
+def key_of(plan: InferencePlan, purpose: int) -> Array:
     """Key of the random numbers of one purpose."""
     return jax.random.fold_in(jax.random.key(plan.settings.noise.seed), purpose)
 
 
-def draw_mock(plan: InferenceJob, warn: Callable[[str], None] = warnings.warn) -> Arrays:
+def draw_mock(plan: InferencePlan, warn: Callable[[str], None] = warnings.warn) -> Arrays:
     """Data drawn from the model, and the truth; a warning where the cut of negative densities changes counts."""
     truth, simulation = plan.model.draw(key_of(plan, 0), **truth_of(plan)), plan.simulation
     if simulation.field is not None or simulation.kind != GAUSSIAN:  # the universe of a simulation with this [noise]
@@ -100,7 +100,7 @@ def draw_mock(plan: InferenceJob, warn: Callable[[str], None] = warnings.warn) -
     return {"data": data, **to_host({"noise": truth["noise"]} | numbers)}
 
 
-def _start(plan: InferenceJob, posterior: infer.Posterior) -> Arrays:
+def _start(plan: InferencePlan, posterior: infer.Posterior) -> Arrays:
     """Arrays of the starting positions."""
     start, keys = plan.settings.start, jax.random.split(key_of(plan, 2), plan.settings.sampler.chains)
 

@@ -1,4 +1,4 @@
-"""The course of an inference: runs the plan, an `InferenceJob` of `plan.py`, and resumes it from its last chunk."""
+"""The course of an inference: runs the plan, an `InferencePlan` of `plan.py`, and resumes it from its last chunk."""
 
 from __future__ import annotations
 
@@ -23,17 +23,31 @@ from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes
 from pmwd_dist.run.common import manifest, resources
 from pmwd_dist.run.common.control import Control
 from pmwd_dist.run.common.folder import Log, StartError, start_errors
+from pmwd_dist.run.common.job import Job
 from pmwd_dist.run.inference.inputs import data_of, key_of, starts_of
 from pmwd_dist.run.inference.memory import RUNTIME, arguments_like
-from pmwd_dist.run.inference.plan import START, InferenceJob
+from pmwd_dist.run.inference.plan import START, InferencePlan
 from pmwd_dist.run.inference.predictive import compile_ahead
-from pmwd_dist.run.inference.verdict import make_verdict
+from pmwd_dist.run.inference.verdict import make_verdict, redraw_chains
 from pmwd_dist.run.settings.section import duration_text
 
 _BETWEEN_LINES = 10.0  # about a tuning [seconds]
 
 
-def run(plan: InferenceJob, log: Log, control: Control) -> None:
+class InferenceJob(InferencePlan, Job):
+    """An inference and its course."""
+
+    def draw(self) -> None:
+        """Draw the complete draws of an interrupted inference."""
+        redraw_chains(self.folder)
+
+    def work(self, log: Log, control: Control, checkpoint: Any) -> None:
+        """Sample the posterior from the last chunk on disk, or from the beginning."""
+        del checkpoint  # the chains find their own
+        run(self, log, control)
+
+
+def run(plan: InferencePlan, log: Log, control: Control) -> None:
     """Sample the posterior of a plan, from the beginning or from the last chunk on disk, and judge the chains.
 
     Data and starts are written before the chains, and each chunk with the state after it. A kill loses a chunk, or ten
@@ -62,7 +76,7 @@ def run(plan: InferenceJob, log: Log, control: Control) -> None:
         raise StartError(str(error)) from error
 
 
-def _compile_chains(plan: InferenceJob) -> list[Future[Any]]:
+def _compile_chains(plan: InferencePlan) -> list[Future[Any]]:
     """Compile programs of the chains beside mock and starts, if these are still to be made, on one device.
 
     None where memory would not do for several programs that are compiled at once.
@@ -78,7 +92,7 @@ def _compile_chains(plan: InferenceJob) -> list[Future[Any]]:
     return chains
 
 
-def _compile_verdict(plan: InferenceJob, posterior: infer.Posterior, data: Arrays) -> Future[None]:
+def _compile_verdict(plan: InferencePlan, posterior: infer.Posterior, data: Arrays) -> Future[None]:
     """Compile programs of the verdict beside the chains, if their arguments fit into memory beside these, too."""
     chains = plan.memory.peak if resources.device_limit() is not None else 0  # free memory of the host is without them
     need = resources.room().needed(chains + plan.memory.verdict, plan.simulation.config, RUNTIME)
@@ -91,7 +105,7 @@ def _compile_verdict(plan: InferenceJob, posterior: infer.Posterior, data: Array
     return ahead
 
 
-def condition_on(plan: InferenceJob, data: Arrays, log: Log) -> infer.Posterior:
+def condition_on(plan: InferencePlan, data: Arrays, log: Log) -> infer.Posterior:
     """The posterior, with a warning about a constant mock; data of a file were checked before."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -108,7 +122,7 @@ class _Watch:
     What `compile_verdict` compiles beside the chains is `ahead`: tuning and its compilation need all cores.
     """
 
-    def __init__(self, plan: InferenceJob, log: Log, control: Control, compile_verdict: Callable[[], Future[None]]):
+    def __init__(self, plan: InferencePlan, log: Log, control: Control, compile_verdict: Callable[[], Future[None]]):
         self._plan, self._log, self._control = plan, log, control
         self._compile_verdict, self.ahead = compile_verdict, list[Future[None]]()
         self._compiled = 0.0
@@ -192,7 +206,7 @@ def _earlier(folder: Path) -> list[Arrays]:
         return []
 
 
-def _sample(plan: InferenceJob, posterior: infer.Posterior, positions: Any, watch: _Watch) -> None:
+def _sample(plan: InferencePlan, posterior: infer.Posterior, positions: Any, watch: _Watch) -> None:
     sampler = plan.settings.sampler
     with raise_on_all_processes():
         if is_main():

@@ -24,11 +24,8 @@ from pmwd_dist.infer.tuning.schedule import block_length
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.run.common import resources
-from pmwd_dist.run.common.control import Control
 from pmwd_dist.run.common.data_files import NOISE, read_files, read_noise
-from pmwd_dist.run.common.folder import Log
-from pmwd_dist.run.common.job import Job
-from pmwd_dist.run.common.plan import three
+from pmwd_dist.run.common.plan import Plan, three
 from pmwd_dist.run.inference.memory import RUNTIME, InferenceMemory, inference_memory, inference_problem, too_large
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSetup, build
 from pmwd_dist.run.settings.inference import CHAINS
@@ -53,7 +50,7 @@ _ARGUMENTS = {
 
 
 @dataclass(frozen=True)
-class InferenceJob(Job):
+class InferencePlan(Plan):
     """An inference; `data` holds the arrays of its files."""
 
     settings: InferenceSettings
@@ -195,21 +192,8 @@ class InferenceJob(Job):
         block = max(1, block_length(sampler.tuning_steps)) if sampler.method == "mclmc" else TRAJECTORIES
         return max(1.0, sampler.thin * sampler.chunk / block)
 
-    def draw(self) -> None:
-        """Draw the complete draws of an interrupted inference."""
-        from pmwd_dist.run.inference.verdict import redraw_chains
 
-        redraw_chains(self.folder)
-
-    def work(self, log: Log, control: Control, checkpoint: Any) -> None:
-        """Sample the posterior from the last chunk on disk, or from the beginning."""
-        from pmwd_dist.run.inference.job import run
-
-        del checkpoint  # the chains find their own
-        run(self, log, control)
-
-
-def _of_data(plan: InferenceJob, data: np.ndarray) -> list[str]:
+def _of_data(plan: InferencePlan, data: np.ndarray) -> list[str]:
     """Warnings about constant data, or data in other units than the model."""
     mask, selection = plan.data.get("data.mask"), plan.data.get("data.selection")
     if warning := data_warning(data, mask, density=isinstance(plan.model.likelihood, infer.Gaussian)):
@@ -220,7 +204,7 @@ def _of_data(plan: InferenceJob, data: np.ndarray) -> list[str]:
     return [] if warning is None else [warning]
 
 
-def _of_priors(plan: InferenceJob) -> list[str]:
+def _of_priors(plan: InferencePlan) -> list[str]:
     """Warnings about priors that allow parameters at which the model fails."""
     forward: Any = plan.model.forward
     warnings = list[str]()
@@ -249,7 +233,7 @@ def _of_priors(plan: InferenceJob) -> list[str]:
     return warnings
 
 
-def _of_view(plan: InferenceJob) -> list[str]:
+def _of_view(plan: InferencePlan) -> list[str]:
     """Warning about a flat sky on which the box is repeated."""
     forward: Any = plan.model.forward
     if not isinstance(forward, infer.Convergence) or not isinstance(forward.cone, FlatSkyLightCone):
@@ -308,7 +292,7 @@ def _maps(settings: InferenceSettings, simulation: SimulationSetup, **options: A
         return infer.Convergence(simulation.config, simulation.cosmo, cone, wanted.sources, **view, **options)
 
 
-def truth_of(plan: InferenceJob) -> dict[str, float]:
+def truth_of(plan: InferencePlan) -> dict[str, float]:
     """Parameters of a mock: the given values, else the values of their own sections."""
     settings, found = plan.settings, dict[str, float]()
     for name in settings.priors.given:

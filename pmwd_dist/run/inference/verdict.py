@@ -29,7 +29,7 @@ from pmwd_dist.report.style import drawing_errors, save
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.folder import CONFIG, Log
 from pmwd_dist.run.inference.inputs import key_of
-from pmwd_dist.run.inference.plan import DATA, InferenceJob
+from pmwd_dist.run.inference.plan import DATA, InferencePlan
 from pmwd_dist.run.inference.predictive import Comparison, Images, compare, observed_cells, observed_plane, some_draws
 from pmwd_dist.run.settings import InferenceSettings, read_as
 
@@ -56,7 +56,9 @@ class Verdict(NamedTuple):
 
 
 @part("verdict")
-def make_verdict(plan: InferenceJob, posterior: infer.Posterior, chain: infer.Chain, data: Arrays, log: Log) -> Verdict:
+def make_verdict(
+    plan: InferencePlan, posterior: infer.Posterior, chain: infer.Chain, data: Arrays, log: Log
+) -> Verdict:
     """Write tables and figures of finished chains, and check their convergence. Collective."""
     truth, place = _truth(data), _place(plan, posterior)
     found = compare(posterior, chain, data, key_of(plan, 4))
@@ -95,7 +97,7 @@ def _write(folder: Path, tables: Mapping[str, Rows], figures: Figures) -> list[E
     return errors
 
 
-def _comparison_figures(plan: InferenceJob, found: Comparison, place: str) -> Figures:
+def _comparison_figures(plan: InferencePlan, found: Comparison, place: str) -> Figures:
     figures = Figures()
     if found.panels:
         figures["fields.png"] = partial(plot.bands, found.k, found.panels)
@@ -106,7 +108,7 @@ def _comparison_figures(plan: InferenceJob, found: Comparison, place: str) -> Fi
     return figures
 
 
-def _draw_maps(plan: InferenceJob, place: str, images: Images) -> Any:
+def _draw_maps(plan: InferencePlan, place: str, images: Images) -> Any:
     """Images of data and predictions, with one colour scale."""
     forward, sides, labels = plan.model.forward, plan.simulation.config.box_size[:2], COMOVING
     if isinstance(forward, infer.Convergence):
@@ -117,7 +119,7 @@ def _draw_maps(plan: InferenceJob, place: str, images: Images) -> Any:
     return figure
 
 
-def _draw_slices(plan: InferenceJob, place: str, planes: Images, alike: tuple[int, ...]) -> Any:
+def _draw_slices(plan: InferencePlan, place: str, planes: Images, alike: tuple[int, ...]) -> Any:
     of_data, linear = plan.model.likelihood.quantity, r"linear contrast $\delta$ at $a = 1$"
     labels = [of_data if title == "data" else linear for title, _ in planes]
     figure = plot.planes(planes, plan.simulation.config.box_size, quantity=labels, alike=alike)
@@ -163,7 +165,7 @@ def _truth(data: Arrays) -> dict[str, float]:
     return {name.removeprefix("parameters/"): float(x) for name, x in data.items() if name.startswith("parameters/")}
 
 
-def _place(plan: InferenceJob, posterior: infer.Posterior) -> str:
+def _place(plan: InferencePlan, posterior: infer.Posterior) -> str:
     """Position of the plane in the pictures; empty for maps."""
     config = plan.simulation.config
     if posterior.data.shape != config.mesh_shape:
@@ -180,7 +182,7 @@ def summarise(chain: infer.Chain, truth: Mapping[str, float]) -> Rows:
     return rows
 
 
-def find_reasons(plan: InferenceJob, chain: infer.Chain) -> list[str]:
+def find_reasons(plan: InferencePlan, chain: infer.Chain) -> list[str]:
     """Failed checks of the chains, with remedies."""
     checks, sampler, reasons = plan.settings.checks, plan.settings.sampler, find_mixing_reasons(plan, chain)
     if caught := stuck(chain.logdensity):
@@ -197,7 +199,7 @@ def find_reasons(plan: InferenceJob, chain: infer.Chain) -> list[str]:
     return reasons
 
 
-def find_mixing_reasons(plan: InferenceJob, chain: infer.Chain) -> list[str]:
+def find_mixing_reasons(plan: InferencePlan, chain: infer.Chain) -> list[str]:
     """Parameters and scales that have not mixed or have few effective samples, with one remedy for all."""
     checks, rows, problems = plan.settings.checks, chain.summary(), list[str]()
     apart = {name: row["rhat"] for name, row in rows.items() if row["rhat"] > checks.r_hat}
@@ -230,7 +232,7 @@ def _size(row: Mapping[str, float]) -> float:
     return min(row["ess_bulk"], row["ess_tail"])
 
 
-def _more(plan: InferenceJob, size: float = math.inf) -> str:
+def _more(plan: InferencePlan, size: float = math.inf) -> str:
     """Advice to take more steps: as many as a smallest effective sample size needs to pass, if that is given."""
     sampler, unit = plan.settings.sampler, plan.settings.sampler.thin * plan.settings.sampler.chunk
     needed = unit * math.ceil(sampler.steps * plan.settings.checks.ess / size / unit)
@@ -274,7 +276,7 @@ def find_fit_reasons(fit: dict[str, infer.Check]) -> list[str]:
     ]
 
 
-def _cost(plan: InferenceJob, chain: infer.Chain) -> dict[str, float]:
+def _cost(plan: InferencePlan, chain: infer.Chain) -> dict[str, float]:
     errors = infer.energy_errors(chain.energy_change, plan.dimensions)
     found = {"energy error a dimension": errors["variance"], "failed steps": float(chain.failures)}
     if plan.settings.sampler.method != "mclmc":
