@@ -25,6 +25,7 @@ gc.set_threshold(100_000, 20, 20)
 # mpirun ends its processes by itself, and before the limit of a test: nothing else does where it is killed.
 os.environ.setdefault("MPIEXEC_TIMEOUT", "180")
 
+import jax._src.compiler as jax_compiler  # noqa: E402
 import jax_cosmo  # noqa: E402
 import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
@@ -53,7 +54,21 @@ def _share_programs() -> None:
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 
+def _keep_programs_of_one_device() -> None:
+    """Compile programs of several devices in each process: read from the folder, they can hang.
+
+    Devices then run the collectives of one program in different orders (jaxlib 0.10.2).
+    """
+    key = jax_compiler._get_cache_key
+
+    def of_one_device(options: Any, backend: Any, computation: Any, devices: Any, *args: Any, **kwargs: Any) -> Any:
+        return None if devices.size > 1 else key(options, backend, computation, devices, *args, **kwargs)
+
+    jax_compiler._get_cache_key = of_one_device
+
+
 _share_programs()
+_keep_programs_of_one_device()
 
 PROGRAMS = {"compiled": 0, "read": 0}  # by this process, and from the folder of compiled programs
 

@@ -17,7 +17,7 @@ from pmwd_dist._files import message, naming
 from pmwd_dist._jax.profile import part
 from pmwd_dist.cli.display import Display
 from pmwd_dist.cli.doctor import report_lines
-from pmwd_dist.io.compilation_cache import enable_compilation_cache
+from pmwd_dist.io.compilation_cache import enable_compilation_cache, load_no_programs_of_several_cpu_devices
 from pmwd_dist.parallel import autotune as tuner
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
@@ -305,6 +305,7 @@ def _start(*command: object) -> None:
         raise CommandError(" ".join(str(error).split())) from error
     try:
         jax.devices()
+        load_no_programs_of_several_cpu_devices()
         distributed.first_collective()
     except Exception as error:  # an assertion of JAX, or what follows it, where no plugin has these platforms
         settings: Any = jax.config

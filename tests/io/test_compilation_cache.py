@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import pytest
 
 from pmwd_dist.io import compilation_cache
@@ -21,7 +22,10 @@ class Config(SimpleNamespace):
 
     def __init__(self) -> None:
         super().__init__(
-            jax_enable_compilation_cache=True, jax_compilation_cache_dir=None, jax_compilation_cache_max_size=-1
+            jax_enable_compilation_cache=True,
+            jax_compilation_cache_dir=None,
+            jax_compilation_cache_max_size=-1,
+            jax_num_cpu_devices=-1,
         )
 
     def update(self, name: str, value: Any) -> None:
@@ -161,3 +165,18 @@ def test_a_script_is_warned_once(config: Config) -> None:
     shared(compilation_cache.default_folder())
     with pytest.warns(RuntimeWarning, match="others may write"):
         compilation_cache.enable_compilation_cache()
+
+
+def test_programs_of_several_cpu_devices_are_not_cached() -> None:
+    """Read from the cache, they can hang: see `load_no_programs_of_several_cpu_devices`."""
+    config: Any = jax.config
+    before = config.jax_enable_compilation_cache
+    try:
+        config.update("jax_enable_compilation_cache", True)
+        compilation_cache.load_no_programs_of_several_cpu_devices()
+        assert not config.jax_enable_compilation_cache
+        config.update("jax_enable_compilation_cache", True)
+        compilation_cache.enable_compilation_cache()
+        assert not config.jax_enable_compilation_cache
+    finally:
+        config.update("jax_enable_compilation_cache", before)
