@@ -17,7 +17,7 @@ from pmwd_dist._files import message, naming
 from pmwd_dist._jax.profile import part
 from pmwd_dist.cli.display import Display
 from pmwd_dist.cli.doctor import report_lines
-from pmwd_dist.io.compilation_cache import enable_compilation_cache, load_no_programs_of_several_cpu_devices
+from pmwd_dist.io.compilation_cache import enable_compilation_cache
 from pmwd_dist.parallel import autotune as tuner
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
@@ -300,12 +300,11 @@ def _start(*command: object) -> None:
     jax.config.update("jax_numpy_dtype_promotion", "standard")  # of this program, whatever the environment says
     try:
         distributed.initialize()
-        enable_compilation_cache(_warn)
     except RuntimeError as error:
         raise CommandError(" ".join(str(error).split())) from error
     try:
         jax.devices()
-        load_no_programs_of_several_cpu_devices()
+        enable_compilation_cache(_warn)
         distributed.first_collective()
     except Exception as error:  # an assertion of JAX, or what follows it, where no plugin has these platforms
         settings: Any = jax.config

@@ -26,8 +26,11 @@ def enable_compilation_cache(warn: Callable[[str], None] | None = None) -> None:
     """Cache compiled programs in the user's cache folder, from which later processes load them.
 
     JAX's own variables come first: JAX_COMPILATION_CACHE_DIR names another folder, JAX_ENABLE_COMPILATION_CACHE=0
-    switches the cache off, and JAX_COMPILATION_CACHE_MAX_SIZE bounds it [bytes]. Nothing is cached where
-    `jax_num_cpu_devices` is 2 or more: see `load_no_programs_of_several_cpu_devices`.
+    switches the cache off, and JAX_COMPILATION_CACHE_MAX_SIZE bounds it [bytes].
+
+    With several CPU devices, in one process or several, the cache is switched off, JAX's own too: programs that are
+    read from it can hang. The function starts JAX's devices: call it after `distributed.initialize`, and before JAX
+    compiles a program.
 
     Args:
       warn: function that is called once, with the reason, if the cache can't be used, or others may write into a folder
@@ -37,7 +40,9 @@ def enable_compilation_cache(warn: Callable[[str], None] | None = None) -> None:
     config: Any = jax.config
     if not config.jax_enable_compilation_cache:
         return
-    if config.jax_num_cpu_devices > 1:
+    if jax.default_backend() == "cpu" and jax.device_count() > 1:
+        # Devices run the collectives of a program that was read in different orders, and wait for each other (jaxlib
+        # 0.10.2).
         config.update("jax_enable_compilation_cache", False)
         return
     if (chosen := config.jax_compilation_cache_dir) is not None:
@@ -58,16 +63,6 @@ def enable_compilation_cache(warn: Callable[[str], None] | None = None) -> None:
     config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a run has a hundred small programs
     reset_cache()  # JAX looks at its settings once, when it compiles its first program
     warnings.showwarning = _Once(folder, warn, warnings.showwarning)
-
-
-def load_no_programs_of_several_cpu_devices() -> None:
-    """Switch the cache off where this program has several CPU devices, in one process or several.
-
-    Devices run the collectives of a program that was read from the cache in different orders, and wait for each other
-    (jaxlib 0.10.2). JAX must not have compiled a program before.
-    """
-    if jax.default_backend() == "cpu" and jax.device_count() > 1:
-        jax.config.update("jax_enable_compilation_cache", False)
 
 
 def default_folder() -> Path:

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jax
 import pytest
 
 from pmwd_dist.io import compilation_cache
@@ -25,7 +24,6 @@ class Config(SimpleNamespace):
             jax_enable_compilation_cache=True,
             jax_compilation_cache_dir=None,
             jax_compilation_cache_max_size=-1,
-            jax_num_cpu_devices=-1,
         )
 
     def update(self, name: str, value: Any) -> None:
@@ -35,7 +33,8 @@ class Config(SimpleNamespace):
 @pytest.fixture
 def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Config:
     config = Config()
-    monkeypatch.setattr(compilation_cache, "jax", SimpleNamespace(config=config))
+    one = SimpleNamespace(config=config, default_backend=lambda: "cpu", device_count=lambda: 1)
+    monkeypatch.setattr(compilation_cache, "jax", one)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return config
@@ -167,16 +166,38 @@ def test_a_script_is_warned_once(config: Config) -> None:
         compilation_cache.enable_compilation_cache()
 
 
-def test_programs_of_several_cpu_devices_are_not_cached() -> None:
-    """Read from the cache, they can hang: see `load_no_programs_of_several_cpu_devices`."""
-    config: Any = jax.config
-    before = config.jax_enable_compilation_cache
-    try:
-        config.update("jax_enable_compilation_cache", True)
-        compilation_cache.load_no_programs_of_several_cpu_devices()
-        assert not config.jax_enable_compilation_cache
-        config.update("jax_enable_compilation_cache", True)
-        compilation_cache.enable_compilation_cache()
-        assert not config.jax_enable_compilation_cache
-    finally:
-        config.update("jax_enable_compilation_cache", before)
+@pytest.mark.parametrize(("platform", "devices", "cached"), [("cpu", 2, False), ("gpu", 2, True), ("cpu", 1, True)])
+def test_programs_of_several_cpu_devices_are_not_cached(config: Config, platform: str, devices: int, cached: bool):
+    """Read from the cache, they can hang."""
+    compilation_cache.jax.default_backend = lambda: platform
+    compilation_cache.jax.device_count = lambda: devices
+    compilation_cache.enable_compilation_cache(fail)
+    assert config.jax_enable_compilation_cache == (config.jax_compilation_cache_dir is not None) == cached
+
+
+SEVERAL_DEVICES = """
+import jax, pmwd_dist as pmd
+pmd.enable_compilation_cache()
+from linear_posteriors import posterior_of
+from pmwd_dist import infer
+posterior = posterior_of(pdims=(2, 2), b1=infer.Normal(1.5, 0.2))
+print(infer.maximise(posterior, posterior.model.draw(jax.random.key(3), b1=1.7), steps=30).logdensity)
+"""
+
+
+@pytest.mark.slow
+def test_a_second_run_on_several_cpu_devices_ends(tmp_path: Path):
+    """With programs of the first run, XLA ends the second one after 40 s."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    variables |= {
+        "XDG_CACHE_HOME": str(tmp_path),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": "4",
+        "JAX_ENABLE_X64": "1",
+    }
+    variables["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(__file__).parents[1] / "infer"), os.environ.get("PYTHONPATH", "")]
+    )
+    command = [sys.executable, "-W", "ignore", "-c", SEVERAL_DEVICES]
+    runs = [subprocess.run(command, env=variables, check=True, capture_output=True, timeout=200) for _ in range(2)]
+    assert runs[0].stdout == runs[1].stdout != b""
