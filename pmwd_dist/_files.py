@@ -189,7 +189,7 @@ def read_text(path: Path, most: int = LARGEST, *, pipe: bool = False, own: bool 
     """Text of a file as `read_bytes` reads it.
 
     Raises:
-      OSError: as for `read_bytes`.
+      OSError: an error of `read_bytes`.
       UnicodeDecodeError: the file isn't UTF-8.
     """
     return read_bytes(path, most, pipe=pipe, own=own).decode("utf-8-sig")

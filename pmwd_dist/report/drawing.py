@@ -99,7 +99,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _at_most(seconds: int) -> Generator[None]:
-    """End the process if this takes longer: `finish` draws what it can't."""
+    """End the process if the body takes longer; `finish` draws the figures that are missing."""
     signal.alarm(seconds)
     try:
         yield

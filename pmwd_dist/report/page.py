@@ -16,7 +16,7 @@ class Caption(NamedTuple):
     Args:
       title: title, which words for the redshift may follow.
       seen: content of the figure.
-      expected: what a good run shows.
+      expected: appearance of a good run.
     """
 
     title: str

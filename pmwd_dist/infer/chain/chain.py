@@ -80,7 +80,7 @@ class Progress(NamedTuple):
       chunks: number of chunks on disk, 0 after tuning and where chains start over.
       step_size, L: parameters that the chains share.
       draws: draws of the last chunk, by name, shape (chains, draws) or (chains, steps); empty without chunks.
-      restarts: how often the chains have started over.
+      restarts: number of times that the chains have started over.
     """
 
     chunks: int
@@ -119,7 +119,7 @@ class Restarts(NamedTuple):
     """Discarded draws of chains that started over.
 
     Args:
-      times: how often the chains started over.
+      times: number of times that the chains started over.
       gradients: number of gradients of the discarded draws.
       final: whether draws were returned, after which chains do not start over.
     """

@@ -160,7 +160,7 @@ def _of_zarr(store: Path, array: str, wanted: tuple[Shape, ...]) -> np.ndarray:
 
 
 def _check_store(store: Path) -> None:
-    """Raise ValueError unless all is regular files, and what is read at once is small: zarr would wait for a pipe."""
+    """Raise ValueError unless a store has regular files only, and small metadata: zarr would wait for a pipe."""
     store.stat()
     for folder, folders, names in os.walk(store, onerror=_raise):
         for path in map(Path(folder).joinpath, (*folders, *names)):

@@ -34,7 +34,7 @@ _TABLES = ("summary.csv", "prior.csv", "fit.csv")
 
 
 class _Run(BaseModel, allow_inf_nan=False):
-    """What the page shows of run.json."""
+    """Values of run.json that the page shows."""
 
     status: str = ""
     steps: int = 0
@@ -50,7 +50,7 @@ class _Run(BaseModel, allow_inf_nan=False):
 
 
 class _Event(BaseModel, allow_inf_nan=False):
-    """What the page shows of a line of the log."""
+    """Values of a line of the log that the page shows."""
 
     event: str
     message: str = ""

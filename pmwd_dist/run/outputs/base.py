@@ -87,7 +87,7 @@ class Output(Section):
       name: section in [observe], if there is one, and beginning of the names of files.
       suffix: suffix of the data at a redshift.
       figure: name of the only figure of a run; empty where each redshift has one.
-      caption: caption of the figures in a report, whose order is that of `rank`, then that of the registry.
+      caption: caption of the figures in a report, which are ordered by `rank`, then as in the registry.
       free: whether the keys may change when a run is resumed.
       of_modes: whether it needs the linear modes.
       of_seed: whether it depends on the seed beside the particles.
@@ -178,7 +178,7 @@ class Output(Section):
         """Write the values of `measure` at a redshift, on process 0."""
 
     def write_divided(self, folder: Path, view: View, writer: Writer) -> None:
-        """Write what is divided over devices, without the density of the view. Collective."""
+        """Write arrays that are divided over devices, without the density of the view. Collective."""
 
     def write_last(self, folder: Path, simulation: SimulationSetup, shells: Array) -> None:
         """Write the files at the end of a run, whose light cone has these shells. Collective."""
