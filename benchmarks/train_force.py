@@ -10,9 +10,11 @@ w0. The loss is the mean over ln k up to the particles' Nyquist frequency, scale
   (ln P / P_t)^2 + w_r (1 - r),  and over thresholds t of  w_h (ln F_t / F_t,n)^2
 
 with r against the truth, and the share F_t of the mass in cells of a density beyond t, which stands for halos. P_t is
-P of the truth, to the power 0.7, times P of P3M with as many particles (n), to the power 0.3; beyond 0.8 of the Nyquist
-frequency it is that of n alone, which a force can reach. With --emulator a file of boosts of EuclidEmulator2 judges,
-too; it is written where it is missing, by `pip install euclidemu2`. Prints markdown tables in per cent.
+P of the truth, to the power 1 - s, times P of P3M with as many particles (n), to the power s; from the Nyquist
+frequency's share --turn it changes to that of n alone, which a force can reach. P of the truth is multiplied by what
+twice as many particles again change, --finer, which a run with half the spacing wrote beside its corrections. With
+--emulator a file of boosts of EuclidEmulator2 judges, too; it is written where it is missing, by
+`pip install euclidemu2`. Prints markdown tables in per cent.
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ class Truth(eqx.Module):
         Any  # of twice the particles, on a mesh of two cells for each particle of the simulation, along each axis
     )
     power: Any  # of these densities, (times, bins)
+    converged: Any  # with twice as many particles again
     power_of_n: Any  # of as many particles as the simulation has
     dense_of_n: Any  # likewise, shares of dense mass, (times, thresholds)
 
@@ -174,9 +177,18 @@ def make_truth(seed: int, cosmo: Any, options: Any) -> Judge:
     fine_ruler = replace(ruler, particle_shape=fine.particle_shape)
     densities, power, _ = stacked([summary(x, fine_ruler) for x in each_time(finer)])
     _, *of_n = stacked([summary(x, ruler) for x in each_time(same)])
-    truth = Truth(table, particles, densities, power, *of_n)
+    k = np.asarray(pmd.power_spectrum(densities[0], ruler).k)
+    factor = np.load(options.finer) if options.finer else {"k": k, "ln_ratio": np.zeros((len(SCALE_FACTORS), len(k)))}
+    change = np.array([np.interp(k, factor["k"], row, left=0) for row in factor["ln_ratio"]])
+    truth = Truth(table, particles, densities, power, power * jnp.exp(jnp.asarray(change, power.dtype)), *of_n)
     last = [jax.tree.map(lambda x: np.asarray(x[-1]), y) for y in (finer, same)]
     return Judge(truth, last[0], fine_ruler, last[1])
+
+
+def finer_change(truths: Sequence[Truth], config: pmd.Config) -> tuple[np.ndarray, np.ndarray]:
+    """k, and the mean ln P of truths over P of P3M with as many particles as the simulation, (times, bins)."""
+    k = pmd.power_spectrum(truths[0].densities[0], measured(config)).k
+    return np.asarray(k), np.mean([np.log(one.power / one.power_of_n) for one in truths], axis=0)
 
 
 class Errors(NamedTuple):
@@ -222,8 +234,8 @@ def loss(correction: Any, truth: Truth, config: pmd.Config, weights: Any) -> tup
     found = errors_of(snapshots, truth, config)
     x = found.k[0] * config.box_size[0] / config.particle_shape[0] / math.pi
     weight = jnp.where(x < 1 + 1e-6, 1 / x, 0)
-    share = jnp.clip(0.3 + 7 * (x - 0.7), 0.3, 1)[None]
-    wanted = (1 - share) * jnp.log(truth.power) + share * jnp.log(truth.power_of_n)
+    share = jnp.clip(weights[2] + 7 * (x - weights[3]), weights[2], 1)[None]
+    wanted = (1 - share) * jnp.log(truth.converged) + share * jnp.log(truth.power_of_n)
     each = (jnp.log(found.power) - wanted) ** 2 + weights[0] * found.decorrelation
     rare = truth.dense_of_n < 0.003
     dense = jnp.log(jnp.where(rare, 1, found.dense / truth.dense_of_n)) ** 2
@@ -270,7 +282,7 @@ def print_errors(label: str, found: Errors, truth: Truth, spacing: float) -> Non
     near = lambda row: [float(np.mean(row[max(i - 1, 0) : i + 2])) for i in at]  # noqa: E731
     for i, a in enumerate(SCALE_FACTORS):
         pairs = zip(
-            near(np.asarray(found.power / truth.power)[i]), near(np.asarray(found.decorrelation)[i]), strict=True
+            near(np.asarray(found.power / truth.converged)[i]), near(np.asarray(found.decorrelation)[i]), strict=True
         )
         text = " | ".join(f"{100 * p - 100:+.1f} ({100 * d:.2f})" for p, d in pairs)
         dense = " ".join(f"{x:.2f}" for x in np.asarray(found.dense / truth.dense_of_n)[i])
@@ -325,7 +337,7 @@ def mean_power(correction: Any, cosmo: Any, config: pmd.Config, pairs: int, seed
     for i in range(2 * pairs):
         noise = pmd.white_noise(jax.random.key(seed + i // 2), config, nested=True, fixed=True, paired=bool(i % 2))
         particles = pmd.lpt(pmd.linear_modes(noise, table, config), table, config)
-        for x in simulate(correction, Truth(table, particles, *[None] * 4), config)[0]:
+        for x in simulate(correction, Truth(table, particles, *[None] * 5), config)[0]:
             spectrum = pmd.power_spectrum(pmd.density(x, ruler), ruler)
             k = np.asarray(spectrum.k, float)
             found.append(np.asarray(spectrum.power, float))
@@ -393,7 +405,7 @@ def train_and_judge(cells: int, steps: int, made: Sequence[Judge], tests: dict[s
     """Train a correction with so many cells a particle and steps, write it, and print its tables."""
     config, truths = configure(options, cells, steps), [one.truth for one in made[: options.train]]
     start = pmd.ForceCorrection(options.spacing, cells=cells, steps=(steps, steps))
-    weights = options.decorrelation, options.halos
+    weights = options.decorrelation, options.halos, options.share, options.turn
     correction, history = train(start, truths, config, weights, options)
     losses = [float(np.mean(x)) for x in (history[: options.train], history[-options.train :])]
     label = f"{cells} cells, {steps} steps"
@@ -434,6 +446,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rate", type=float, default=0.05, help="learning rate (0.05)")
     parser.add_argument("--decorrelation", type=float, default=0.1, help="weight w_r (0.1)")
     parser.add_argument("--halos", type=float, default=0.003, help="weight w_h (0.003)")
+    parser.add_argument("--share", type=float, default=0.3, help="s of P3M with as many particles in P_t (0.3)")
+    parser.add_argument("--turn", type=float, default=0.7, help="share of k_Ny at which s begins to rise (0.7)")
+    parser.add_argument("--finer", type=Path, help="change of P by finer particles, of a run with half the spacing")
     parser.add_argument("--emulator", type=Path, help="boosts of EuclidEmulator2, to judge")
     parser.add_argument("--out", type=Path, help="folder of the corrections")
     options = parser.parse_args(arguments)
@@ -444,6 +459,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for i, cosmo in enumerate(every):
         made.append(make_truth(i, cosmo, options))
         print(f"truth {i + 1} of {len(every)}", flush=True)
+    if options.out:
+        k, ratios = finer_change([one.truth for one in made], configure(options, 2, 20))
+        np.savez(options.out / f"finer_{options.spacing:g}.npz", k=k, ln_ratio=ratios)
     names = ["Planck", *(f"held-out {i}" for i in range(options.judge)), *(f"{n}{s}" for n in SLOPES for s in "-+")]
     used = [0, *range(options.train, len(powers))]
     tests = {name: ([*every, *slopes][i], powers[i]) for name, i in zip(names, used, strict=True) if powers[i]}
