@@ -21,10 +21,11 @@ def check_number(
     unit: str = "",
     remedy: str = "",
     several: bool = False,
+    constant: bool = False,
 ) -> None:
     """Raise ArgumentError unless a value is a finite number in a range, or several such numbers where they may be.
 
-    Arrays on a device are not checked, since that would wait for them.
+    Arrays on a device are checked only as constants of a program, since that waits for them.
 
     Args:
       value: number; list or array of numbers.
@@ -34,11 +35,13 @@ def check_number(
       unit: unit of the range, such as "Mpc/h".
       remedy: advice, as in ArgumentError.
       several: whether the value may be a list or an array.
+      constant: whether the value becomes a constant of a program.
     """
-    if any(isinstance(x, jax.Array) for x in jax.tree.leaves(value)):
+    leaves = jax.tree.leaves(value)
+    if not constant and any(isinstance(x, jax.Array) for x in leaves):
         return
     try:
-        values = np.asarray(value)
+        values = np.asarray(None if any(isinstance(x, bool) for x in leaves) else value)
     except ValueError:  # lists of several lengths
         values = np.asarray(None)
     counts = several or values.ndim == 0

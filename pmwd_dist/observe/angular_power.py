@@ -74,7 +74,7 @@ def angular_power(field: Real[Array, ...], *, side: float | None = None, bins: i
         return _of_sphere(values, _nside(values))
     if values.ndim != 2 or values.shape[0] != values.shape[1] or len(values) < 4:
         raise ArgumentError("field.shape", values.shape, "must be a square of 4 x 4 rays or more")
-    check_number(side, "side", 1e-3, 90, unit="degrees")
+    check_number(side, "side", 1e-3, 90, unit="degrees", constant=True)
     assert side is not None
     if bins < 1:
         raise ArgumentError("bins", bins, "must be 1 or more")

@@ -279,7 +279,7 @@ def _rays(
     pixels = whole_number(pixels, "pixels", least=1)
     for axis, parts in enumerate(decomposition.pdims):
         decomposition.check_axis((pixels, pixels, 1), axis, parts, "pixels")
-    check_number(field, "field", 1e-3, 90, unit="degrees", remedy="the sky is flat here")
+    check_number(field, "field", 1e-3, 90, unit="degrees", remedy="the sky is flat here", constant=True)
     offsets = jnp.zeros((count, 2)) if offsets is None else real(offsets, "offsets")
     if mass.shape != (count, *cone.pixels) or offsets.shape != (count, 2):
         constraint = f"must be {(count, *cone.pixels)}, and of offsets {(count, 2)}"

@@ -22,6 +22,14 @@ from pmwd_dist.cosmology.growth import GrowthTable
 # Centres of the splines, in k over the particles' Nyquist frequency and in sigma8. The first one in k makes f ~ k^3.
 _WAVES = 0.2 * np.arange(2, 11)
 _AMPLITUDES = 0.5 * np.arange(-1, 4)
+# Range, shape and unit of the numbers of a correction.
+_NUMBERS: dict[str, tuple[float, float, tuple[int, ...], str]] = {
+    "spacing": (1e-3, 1e6, (), "Mpc/h"),
+    "cells": (1e-3, 1e3, (), ""),
+    "steps": (1, 1e6, (2,), ""),
+    "error": (0, 1e6, (2,), "%"),
+    "coefficients": (-1e6, 1e6, (len(_WAVES), len(_AMPLITUDES)), ""),
+}
 _LARGEST = 1_000_000  # bytes of a file
 _TRAINED = Path(__file__).parent / "force_corrections"
 
@@ -42,7 +50,7 @@ class ForceCorrection(eqx.Module):
       error: error of P(k) at z = 0 [per cent] up to k_Ny / 4 and up to k_Ny / 2 that was found; None: unknown.
 
     Raises:
-      ValueError: the spacing is not positive, or the coefficients have another shape.
+      ValueError: a number is out of its range, or the coefficients have another shape or are not finite.
 
     Examples:
       >>> correction = pmd.ForceCorrection.auto(config)
@@ -64,12 +72,18 @@ class ForceCorrection(eqx.Module):
         steps: tuple[int, int] | None = None,
         error: tuple[float, float] | None = None,
     ):
-        check_number(spacing, "spacing", 1e-3, 1e6, unit="Mpc/h")
-        shape = len(_WAVES), len(_AMPLITUDES)
-        self.spacing, self.cells, self.steps, self.error = float(spacing), cells, steps, error
-        self.coefficients = jnp.zeros(shape) if coefficients is None else jnp.asarray(coefficients, float)
-        if self.coefficients.shape != shape:
-            raise ArgumentError("coefficients", self.coefficients.shape, f"must have the shape {shape}")
+        values = {"cells": cells, "steps": steps, "error": error, "coefficients": coefficients}
+        values = {"spacing": spacing} | {name: value for name, value in values.items() if value is not None}
+        for name, value in values.items():
+            low, high, shape, unit = _NUMBERS[name]
+            check_number(value, name, low, high, unit=unit, several=bool(shape), constant=name != "coefficients")
+            if np.shape(value) != shape:
+                raise ArgumentError(name, np.shape(value), f"must have the shape {shape}")
+        self.spacing, self.cells = float(spacing), cells
+        self.steps = None if steps is None else (steps[0], steps[1])
+        self.error = None if error is None else (error[0], error[1])
+        zeros = np.zeros(_NUMBERS["coefficients"][2])
+        self.coefficients = jnp.asarray(zeros if coefficients is None else coefficients, float)
 
     @classmethod
     def auto(cls, config: Config) -> ForceCorrection:
@@ -137,14 +151,9 @@ class ForceCorrection(eqx.Module):
         """
         try:
             content = json.loads(read_text(Path(path), _LARGEST))
-            spacing, coefficients = float(content["spacing"]), np.asarray(content["coefficients"], float)
-            cells, steps, error = (content[name] for name in ("cells", "steps", "error"))
-            low, high = steps or (1, 1)
-            positive = [spacing, 1 if cells is None else cells, low, high, *(error or (1, 1))]
-            if all(0 < x < math.inf and float(x) for x in positive) and np.isfinite(coefficients).all():
-                pairs = [x and tuple(x) for x in (steps, error)]
-                return cls(spacing, coefficients, cells=cells, steps=pairs[0], error=pairs[1])
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            options = {name: content[name] for name in ("cells", "steps", "error")}
+            return cls(content["spacing"], content["coefficients"], **options)
+        except (ValueError, KeyError, TypeError, RecursionError):
             pass
         raise ArgumentError("correction", str(path), "is not a file of ForceCorrection.save")
 

@@ -12,7 +12,7 @@ import problems
 import pytest
 
 import pmwd_dist as pmd
-from pmwd_dist.observe import redshift_space
+from pmwd_dist.observe import LagrangianBias, redshift_space
 from pmwd_dist.parallel import inputs
 from pmwd_dist.pm import nbody, saves
 
@@ -20,6 +20,7 @@ N = 4
 CONFIG = pmd.Config(box_size=4.0, mesh_shape=N, steps=2, decomposition=(1, 1))
 COSMO = problems.cosmology()
 FIELD = np.random.default_rng(0).integers(0, 9, (N, N, N))
+MODES = np.zeros((N, N, N // 2 + 1), complex)
 DISP, SHORT = np.zeros((N, N, N, 3)), np.zeros((2, N, N, 3))
 OTHER = r"\(2, 4, 4, 3\) must be \(4, 4, 4, 3\)"
 
@@ -36,7 +37,7 @@ def particles(dtype: Any = float) -> pmd.Particles:
 def made(box_size: float = 4.0, a: float = 0.1) -> pmd.Particles:
     """Particles of LPT."""
     config = BIG if box_size == 8 else CONFIG
-    return pmd.lpt(jnp.zeros((N, N, N // 2 + 1), complex), COSMO, config, a=a)
+    return pmd.lpt(MODES, COSMO, config, a=a)
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int32", "uint8", ">f8", "float16", "longdouble"])
@@ -169,6 +170,14 @@ def test_particles_know_their_box_and_scale_factor_until_they_are_transformed() 
         (lambda: pmd.with_neutrinos(COSMO, m_nu=np.array(-0.1)), r"cosmo.m_nu=array\(-0.1\) must be a finite number"),
         (lambda: pmd.with_neutrinos(COSMO, n_eff=np.array(-1.0)), r"cosmo.n_eff=array\(-1.\) must be positive"),
         (lambda: pmd.with_dark_energy(COSMO, [0.3, 1.0], [0.5, -1.0]), "begins below 0"),
+        (
+            lambda: pmd.observe.bias_weights(MODES, LagrangianBias(b1=1.0), COSMO, CONFIG, smoothing=jnp.asarray(-3.0)),
+            r"smoothing=Array\(-3., .* must be a finite number from 1e-06",
+        ),
+        (
+            lambda: pmd.observe.angular_power(FIELD[0], side=jnp.asarray(-1.0)),
+            r"side=Array\(-1., .* from 0.001 to 90 deg",
+        ),
         (lambda: pmd.observe.smoothed(FIELD, CONFIG, [1.0, 2.0]), "radius must be one finite number from 0"),
         (lambda: pmd.growth(1.0, problems.cosmology(w0=np.nan)), r"cosmo.w0=nan must be one finite number"),
         (lambda: pmd.growth(1.0, problems.cosmology(n_s=[1.0, 1.1])), r"cosmo.n_s=\[1.0, 1.1\] must be one finite"),
@@ -183,7 +192,8 @@ def test_particles_know_their_box_and_scale_factor_until_they_are_transformed() 
         (lambda: pmd.linear_modes(FIELD, COSMO, CONFIG, f_nl="10"), r"f_nl='10' must be a finite number"),
         (lambda: pmd.white_noise(jax.random.key(0), CONFIG, fixed="no"), r"fixed='no' must be True or False"),
         (lambda: pmd.ForceCorrection(0.0), r"spacing=0.0 must be a finite number from 0.001 to 1e\+06 Mpc/h"),
-        (lambda: pmd.ForceCorrection(-2.0), r"spacing=-2.0 must be"),
+        (lambda: pmd.ForceCorrection(jnp.float32(-2.0)), r"spacing=Array\(-2., .* must be a finite number from 0.001"),
+        (lambda: pmd.ForceCorrection(2.0, steps=(0, 9)), "steps must be a finite number from 1 to"),
         (
             lambda: pmd.nbody(particles(), COSMO, CONFIG, potential_factor=pmd.ForceCorrection(2.0)),
             r"correction is for particles 2 Mpc/h apart, and here are particles 1 Mpc/h .* take another one",

@@ -63,6 +63,13 @@ def test_a_file_holds_every_bit_and_others_are_refused(tmp_path: Path) -> None:
         {"spacing": 10**400},
         {"coefficients": [[10**400] * 5] * 9},
         {"cells": 10**400},
+        {"cells": True},
+        {"steps": []},
+        {"steps": [10, 20, 30]},
+        {"error": {}},
+        {"error": [True, 1]},
+        {"error": 0.5},
+        {"spacing": None},
     ):
         path.write_text(json.dumps(content | change))
         with pytest.raises(ValueError, match=r"is not a file of ForceCorrection.save"):
