@@ -14,7 +14,6 @@ import numpy as np
 import problems
 import pytest
 
-import pmwd_dist as pmd
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.cic import Geometry
 
@@ -152,22 +151,6 @@ def test_values_match_numpy_in_float32(native: bool) -> None:
     close(out, numpy_read(case, d["disp"], d["fields"]), 1e-5)
 
 
-@every_case
-def test_jvp_matches_differences(name: str, native: bool) -> None:
-    case, d, r = CASES[name], draw(CASES[name]), results(name, native)
-    step = 1e-4  # moves a particle by 1e-4 of a cell at most
-
-    def difference(function: Any) -> np.ndarray:
-        ahead, behind = (function(d["disp"] + sign * step * d["ddisp"]) for sign in (1, -1))
-        return (ahead - behind) / (2 * step)
-
-    # The window is a product of three linear factors: the third-order error of the difference is step^2.
-    by_disp = difference(lambda x: numpy_paint(case, x, d["weight"]))
-    close(r["paint jvp"], by_disp + numpy_paint(case, d["disp"], d["out"]), 3e-8)
-    by_disp = difference(lambda x: numpy_read(case, x, d["fields"]))
-    close(r["read jvp"], by_disp + numpy_read(case, d["disp"], d["fields"] ** 2), 3e-8)
-
-
 def raised(mask: Any, axis: int) -> tuple[int, int, int]:
     return tuple(m + int(i == axis) for i, m in enumerate(mask))  # type: ignore[return-value]
 
@@ -259,20 +242,3 @@ def test_a_weight_that_is_not_finite_makes_nan(native: bool) -> None:
     d = draw(case)
     d["weight"][1, 2, 1, 0, 1] = np.inf
     assert np.isnan(paint(d["disp"], d["weight"])).all()
-
-
-def test_native_paint_does_not_depend_on_the_order_of_particles() -> None:
-    if not pmd.native_available():
-        pytest.skip("the native ops (jaxdecomp_ops) are not installed")
-    geometry = Geometry((8, 8, 8), ((1, 1),) * 3, (0, 0, 0), (True,) * 3, (1.0,) * 3)
-    rng = np.random.default_rng(3)
-    for dtype in (np.float32, np.float64):
-        # Displacements on a grid of 2^-10 cells: particles change places without rounding.
-        disp = (rng.integers(-4096, 4096, (8, 8, 8, 3)) / 1024).astype(dtype)
-        weight = rng.standard_normal((8, 8, 8, 1, 1)).astype(dtype)
-        sites = problems.lattice((8, 8, 8), (8, 8, 8))
-        order = rng.permutation(512)
-        moved = ((sites + disp).reshape(-1, 3)[order] - sites.reshape(-1, 3)).reshape(disp.shape).astype(dtype)
-        first = cic.paint(disp, weight, geometry)
-        second = cic.paint(moved, weight.reshape(512)[order].reshape(weight.shape), geometry)
-        np.testing.assert_array_equal(first, second)

@@ -10,6 +10,8 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 import pmwd_dist as pmd
@@ -85,3 +87,25 @@ def test_the_version_is_that_of_the_native_package() -> None:
     assert (native.native_version() is not None) >= pmd.native_available()
     if os.environ.get("PMWD_REQUIRE_NATIVE") == "1":
         assert pmd.native_available()
+
+
+@pytest.mark.skipif(not pmd.native_available(), reason="the native ops are not installed")
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"origin": np.array([0, -(1 << 63), 0])}, r"axis y: 2 sites 1/1 cells apart from cell .* exceed 2\^30 cells"),
+        (
+            {"spacing_num": np.array([1 << 62, 1, 1])},
+            r"spacing of axis x: expected 0 <= num < 2\^30 and 0 < den < 2\^30",
+        ),
+        ({"spacing_den": np.array([1, 1, -(1 << 63)])}, r"spacing of axis z: expected"),
+    ],
+)
+def test_calls_that_the_package_does_not_make_are_errors(attributes: dict[str, Any], message: str) -> None:
+    """Products of 64-bit attributes must not overflow."""
+    ones = np.ones(3, np.int64)
+    geometry = {"spacing_num": ones, "spacing_den": ones, "origin": 0 * ones, "periodic": ones, "masks": 0 * ones}
+    paint = jax.ffi.ffi_call("jaxdecomp_ops_cic_paint", jax.ShapeDtypeStruct((1, 2, 2, 2, 1), np.float32))
+    disp, weight = np.zeros((1, 2, 2, 2, 3), np.float32), np.zeros((1, 1, 1, 1, 1, 1), np.float32)
+    with pytest.raises(Exception, match=message):
+        np.asarray(paint(disp, weight, **geometry | attributes, scale=np.ones(3)))

@@ -1,4 +1,4 @@
-"""Integer sums of paints: added in halves and converted, against Python's integers."""
+"""Integer sums of paints, against sums in double precision and Python's integers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import problems
 import pytest
 
-from pmwd_dist.ops.cic import sums
+import pmwd_dist as pmd
+from pmwd_dist.ops.cic import VALUE, Geometry, sums
 
 PRECISIONS = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
 
@@ -67,3 +69,26 @@ def test_no_number_of_particles_overflows() -> None:
                 bits = sums.contribution_bits(particles, masks, dtype)
                 assert bits > 8
                 assert particles * masks * 2**bits <= 2**most
+
+
+@pytest.mark.skipif(not pmd.native_available(), reason="the native ops are not installed")
+@pytest.mark.parametrize("particles", [12**3, 512**3], ids=str)
+def test_paints_are_multiples_of_a_unit_of_the_largest_weight(particles: int) -> None:
+    """Each contribution is rounded to the unit, and their exact sum once to single precision."""
+    n, rng = 12, np.random.default_rng(0)
+    geometry = Geometry((n,) * 3, ((1, 1),) * 3, (0,) * 3, (True,) * 3, (1.0,) * 3)
+    disp = (np.rint(rng.uniform(-1, 1, (n, n, n, 3)) * 2**12) / 2**12).astype(np.float32)
+    weight = (10 ** rng.uniform(-6, 0, (n,) * 3) * rng.choice([-37, 37], (n,) * 3)).astype(np.float32)
+    bound, bits = np.abs(weight).max(), sums.contribution_bits(particles, 1, np.float32)
+    unit = 2.0 ** (np.frexp(float(bound))[1] - bits)
+
+    @jax.jit
+    def paint(disp: Any, weight: Any) -> Any:  # as blocks with so many particles in all do
+        painted = sums.paint_sums(disp[None], weight[None, ..., None, None], bound[None], geometry, (VALUE,), bits)
+        with jax.enable_x64(True):
+            return sums.values_of_sums(sums.joined(painted[0]), jnp.asarray(bound), bits)
+
+    position = problems.lattice((n,) * 3, (n,) * 3) + disp
+    expected = problems.paint(position, weight.astype(float), (n,) * 3)
+    error = np.abs(np.asarray(paint(disp, weight), float) - expected)
+    assert (error <= 64 * unit / 2 + 2.0**-24 * np.abs(expected) + 1e-15).all()  # of at most 64 particles
