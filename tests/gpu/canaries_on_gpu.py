@@ -1,4 +1,4 @@
-"""Run by `test_cic_on_gpu.py`: kernels write all of their results, and nothing beside them, whatever was there before.
+"""Run by `test_programs.py`: kernels write all of their results, and nothing beside them, whatever was there before.
 
 XLA_PYTHON_CLIENT_PREALLOCATE=false python tests/gpu/canaries_on_gpu.py [first and last seed]
 
@@ -18,10 +18,10 @@ import cic_on_gpu
 import jax
 import jax.numpy as jnp
 import numpy as np
-from steps_on_gpu import GPU, UNIT, Q, random_block
+from steps_on_gpu import GPU, Q, coefficients, random_block
 
 import pmwd_dist as pmd
-from pmwd_dist.ops import cic, kick_drift, momenta, stencil, step_vjp
+from pmwd_dist.ops import cic, kick_drift, stencil, step_vjp
 from pmwd_dist.ops.force_transpose import force_transpose
 from pmwd_dist.parallel.fft import filtered_block
 
@@ -101,14 +101,7 @@ def steps(seed: int) -> tuple[Callable[..., Any], Any]:
     """What moves particles and pulls cotangents back, gradients and filters, in blocks of any shape."""
     rng, dtype = np.random.default_rng(seed), [np.float32, np.float64][seed % 2]
     g, x = random_block(rng, dtype)
-    scalars = {
-        "step": kick_drift.KickDrift(0.3 / UNIT, 1 / UNIT, UNIT, 0.1 / Q, 0.2 / Q, 1.0),
-        "kick": step_vjp.UndoKick(0.3 / UNIT, UNIT, UNIT, 0.1, 0.3, 1.0),
-        "drift": step_vjp.UndoDrift(0.3, 1.1, UNIT, -0.2 / Q, -0.3 / Q, 1.0),
-    }
-    x |= jax.tree.map(lambda value: np.asarray(value, dtype), scalars)
-    whole = np.rint(x["vel"] / UNIT).astype({4: np.int32, 8: np.int64}[x["vel"].itemsize])
-    x["held"] = np.asarray(momenta.pack(jnp.asarray(whole), jnp.asarray(x["vel"])))
+    x |= dict(zip(("step", "kick", "drift"), coefficients(dtype), strict=True))
     x["potential"] = rng.normal(size=[n if p else n + 4 for n, p in zip(g.mesh, g.periodic, strict=True)]).astype(dtype)
     mesh = int(rng.choice([16, 48, 105, 11])), int(rng.integers(2, 20)), int(rng.integers(2, 40))
     x["mesh"] = rng.normal(size=mesh).astype(dtype)

@@ -1,4 +1,4 @@
-"""Run by `test_cic_on_gpu.py`: CUDA paint and read against the CPU's, case by case, and a simulation.
+"""Run by `test_programs.py`: CUDA paint and read against the CPU's, case by case, and a simulation.
 
 XLA_PYTHON_CLIENT_PREALLOCATE=false python tests/gpu/cic_on_gpu.py [first and last seed, for random cases only]
 """

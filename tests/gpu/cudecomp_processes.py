@@ -1,14 +1,13 @@
-"""What `test_cudecomp.py` runs in every process: cuDecomp against XLA's collectives, bit by bit.
+"""What `test_programs.py` runs in every process: cuDecomp against XLA's collectives, bit by bit.
 
     mpirun -n 4 python tests/gpu/cudecomp_processes.py [BACKEND ...]
 
-Prints one line a check on the main process; --times measures instead.
+Prints one line a check on the main process.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -258,56 +257,12 @@ def compare(names: list[str]) -> None:
     check_closing(last, names[-1])
 
 
-def milliseconds(run: Callable[[Any], Any], x: jax.Array, repeats: int = 20) -> float:
-    for _ in range(3):
-        jax.block_until_ready(run(x))
-    times = []
-    for _ in range(5):
-        distributed.barrier()
-        start = time.perf_counter()
-        out = None
-        for _ in range(repeats):
-            out = run(x)
-        jax.block_until_ready(out)
-        times.append((time.perf_counter() - start) / repeats)
-    return 1e3 * sorted(times)[2]
-
-
-def measure(names: list[str]) -> None:
-    for size in (512, 1024):
-        for plain in layouts():
-            if plain.pdims[0] == 1:
-                continue
-            rows: dict[str, list[str]] = {}
-            for name in ["xla", *names]:
-                decomposition = plain if name == "xla" else served(plain, name)
-                try:
-                    if name != "xla":
-                        cudecomp.open_backend(decomposition, [(size,) * 3])
-                except ValueError as error:
-                    say(f"{name}: refused: {error}")
-                    continue
-                rows[name] = []
-                for step in ("z_to_y", "y_to_x", "x_to_y", "y_to_z"):
-                    if decomposition.pdims[int("z" in step)] == 1:
-                        continue
-                    before, after = steps(decomposition, step)
-                    transpose = partial(BOTH[name == "xla"], decomposition=decomposition, step=step)
-                    run = mapped(transpose, decomposition, before, after)
-                    sharding = jax.sharding.NamedSharding(decomposition.mesh, before)
-                    x = jax.jit(lambda: jnp.ones((size,) * 3, jnp.complex64), out_shardings=sharding)()  # noqa: B023
-                    rows[name].append(f"{step} {milliseconds(run, x):7.3f}")
-            for name, cells in rows.items():
-                say(f"{size}^3 complex64 {plain.pdims} {name:11s} [ms] " + "  ".join(cells))
-    cudecomp.close_backend()
-
-
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
     distributed.initialize()
-    names = [word for word in sys.argv[1:] if not word.startswith("-")] or ["nccl", "nccl_pl"]
+    names = sys.argv[1:] or ["nccl", "nccl_pl"]
     say(f"{jax.device_count()} x {jax.devices()[0].device_kind}, {cudecomp.library()}")
-    (measure if "--times" in sys.argv else compare)(names)
+    compare(names)
     distributed.barrier()
     say("done")
     jax.distributed.shutdown()

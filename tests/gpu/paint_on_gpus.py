@@ -1,4 +1,4 @@
-"""Run by `test_paint_on_gpus.py`: the painted mesh has the same bits on a CPU, one GPU, and two as slabs and pencils.
+"""Run by `test_programs.py`: the painted mesh has the same bits on a CPU, one GPU, and two as slabs and pencils.
 
 XLA_PYTHON_CLIENT_PREALLOCATE=false python tests/gpu/paint_on_gpus.py
 """

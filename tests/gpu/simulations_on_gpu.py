@@ -1,4 +1,4 @@
-"""Run by `test_cic_on_gpu.py`: light cones, lensing, changed forces and gradients, on a GPU and the CPU.
+"""Run by `test_programs.py`: light cones, lensing, changed forces and gradients, on a GPU and the CPU.
 
 XLA_PYTHON_CLIENT_PREALLOCATE=false python tests/gpu/simulations_on_gpu.py
 """

@@ -1,4 +1,4 @@
-"""Run by `test_cic_on_gpu.py`: snapshots leave a GPU through pinned memory, whole, few chunks at a time.
+"""Run by `test_programs.py`: snapshots leave a GPU through pinned memory, whole, few chunks at a time.
 
 XLA_PYTHON_CLIENT_PREALLOCATE=false python tests/gpu/snapshots_on_gpu.py [cells along a side, a power of two, 128]
 

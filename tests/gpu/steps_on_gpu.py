@@ -1,4 +1,4 @@
-"""Run by `test_cic_on_gpu.py`: the kernels that move particles, and those of the gradient, against the ops on the CPU.
+"""Run by `test_programs.py`: the kernels that move particles, and those of the gradient, against the ops on the CPU.
 
 XLA_PYTHON_CLIENT_PREALLOCATE=false python tests/gpu/steps_on_gpu.py
 """
@@ -39,7 +39,19 @@ def random_block(rng: np.random.Generator, dtype: Any) -> tuple[Geometry, dict[s
         "fields": rng.normal(size=(*mesh, 3)),
         "field": rng.normal(size=mesh),
     }
-    return geometry, {name: x.astype(dtype) for name, x in vectors.items()}
+    x = {name: x.astype(dtype) for name, x in vectors.items()}
+    whole = np.rint(x["vel"] / UNIT).astype({4: np.int32, 8: np.int64}[x["vel"].itemsize])
+    return geometry, x | {"held": np.asarray(momenta.pack(jnp.asarray(whole), jnp.asarray(x["vel"])))}
+
+
+def coefficients(dtype: Any, good: float = 1.0) -> tuple[Any, Any, Any]:
+    """Coefficients of a step, and of the reversals of its kick and of its drifts."""
+    numbers = (
+        kick_drift.KickDrift(0.3 / UNIT, 1 / UNIT, UNIT, 0.1 / Q, 0.2 / Q, good),
+        step_vjp.UndoKick(0.3 / UNIT, UNIT, UNIT, 0.1, 0.3, good),
+        step_vjp.UndoDrift(0.3, 1.1, UNIT, -0.2 / Q, -0.3 / Q, good),
+    )
+    return jax.tree.map(lambda value: np.asarray(value, dtype), numbers)
 
 
 def close(got: Any, expected: Any, what: str) -> None:
@@ -57,15 +69,8 @@ def compare_steps(seed: int) -> None:
     if not good:
         x["fields"], x["field"] = np.full_like(x["fields"], np.nan), np.full_like(x["field"], np.nan)
 
-    def numbers(*values: float) -> list[Any]:
-        return [np.asarray(value, dtype) for value in values]
-
-    step = kick_drift.KickDrift(*numbers(0.3 / UNIT, 1 / UNIT, UNIT, 0.1 / Q, 0.2 / Q, good))
-    kick = step_vjp.UndoKick(*numbers(0.3 / UNIT, UNIT, UNIT, 0.1, 0.3, good))
-    drift = step_vjp.UndoDrift(*numbers(0.3, 1.1, UNIT, -0.2 / Q, -0.3 / Q, good))
-    whole = np.rint(x["vel"] / UNIT).astype({4: np.int32, 8: np.int64}[x["vel"].itemsize])
-    held = np.asarray(momenta.pack(jnp.asarray(whole), jnp.asarray(x["vel"])))
-    four = x["disp"], held, x["ct_disp"], x["ct_vel"]
+    step, kick, drift = coefficients(dtype, good)
+    four = x["disp"], x["held"], x["ct_disp"], x["ct_vel"]
     grids = {"geometry": g, "resolution": Q}
     ops: Any = kick_drift.kick_drift, step_vjp.undo_kick, step_vjp.undo_drift
     cases = [

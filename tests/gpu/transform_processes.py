@@ -1,4 +1,4 @@
-"""What `test_transforms_on_gpus.py` runs, in one process or under mpirun: operations and derivatives against one GPU.
+"""What `test_programs.py` runs, in one process or under mpirun: operations and derivatives against one GPU.
 
 python tests/gpu/transform_processes.py
 mpirun -n 4 python tests/gpu/transform_processes.py

@@ -1,4 +1,4 @@
-"""Run by `test_cic_on_gpu.py`: steps reversed to the bit and from the host, gradients against those of a CPU, graphs.
+"""Run by `test_programs.py`: steps reversed to the bit and from the host, gradients against those of a CPU, graphs.
 
 XLA_PYTHON_CLIENT_PREALLOCATE=false python tests/gpu/whole_runs_on_gpu.py [cells along a side, 64]
 

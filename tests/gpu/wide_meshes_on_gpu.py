@@ -1,4 +1,4 @@
-"""Run by `test_cic_on_gpu.py`: meshes beyond 2^31 cells, of which each part is a copy of a small one.
+"""Run by `test_programs.py`: meshes beyond 2^31 cells, of which each part is a copy of a small one.
 
 XLA_PYTHON_CLIENT_PREALLOCATE=false python tests/gpu/wide_meshes_on_gpu.py [copies along x, y and z: 25 128 128]
 

@@ -1,4 +1,4 @@
-"""cuDecomp without a GPU: errors that say what to do, the rules of its primitives. See also gpu/test_cudecomp.py."""
+"""cuDecomp without a GPU: errors that say what to do, the rules of its primitives. See also gpu/test_programs.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPUs of one process that write into each other's memory, without a GPU. See also gpu/test_transforms_on_gpus.py.
+"""The GPUs of one process that write into each other's memory, without a GPU. See also gpu/test_programs.py.
 
 Here the references of the ops run; the rest is the same: layouts, norms, derivatives, when the native ones are taken.
 """
