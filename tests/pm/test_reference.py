@@ -7,12 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist.pm import reference
-
-pytestmark = pytest.mark.slow
 
 
 def power(k: Any) -> Any:
