@@ -1,4 +1,4 @@
-"""Derivatives of the whole pipeline: in value against one device and differences, and what they communicate."""
+"""The whole pipeline and its derivatives: against one device and differences, and what they communicate."""
 
 from __future__ import annotations
 
@@ -18,24 +18,28 @@ from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.cosmology.linear_power import linear_power
 from pmwd_dist.pm.modes import power_nodes
 
-SHAPE = (8, 12, 10)
+# Mesh and lattice differ, one axis is odd, and a block is thinner than its halo.
+SHAPE, MESH, BOX = (8, 12, 10), (12, 12, 5), (24.0, 36.0, 20.0)
 PARAMETERS = vars(problems.cosmology())
 LAYOUTS = ((1, 1), (4, 1), (2, 2))
 FORWARD = ((4, 1), (2, 2))  # layouts of which jvp is tested too
+FIELDS = ("start", "disp", "vel", "density", "spectrum")
 
 
 def configure(pdims: tuple[int, int]) -> pmd.Config:
-    return pmd.Config(
-        box_size=(24.0, 36.0, 30.0), mesh_shape=SHAPE, steps=2, halo=3, decomposition=pmd.Decomposition(pdims=pdims)
-    )
+    return pmd.Config(BOX, MESH, SHAPE, steps=2, halo=6, decomposition=pmd.Decomposition(pdims=pdims))
 
 
 def loss(noise: Any, inputs: Any, config: pmd.Config) -> Any:
-    """mean((1 + delta)^2) from white noise and what `cosmology` returns; the status on the side."""
+    """mean((1 + delta)^2) from white noise and what `cosmology` returns; the status and all fields on the side."""
     power, table = inputs
     modes = pmd.linear_modes(noise, problems.cosmology(), config, linear_power=lambda k: power)
-    solution = pmd.nbody(pmd.lpt(modes, table, config), table, config)
-    return jnp.mean(pmd.density(solution.particles, config) ** 2), solution.status.code
+    start = pmd.lpt(modes, table, config)
+    solution = pmd.nbody(start, table, config)
+    end, density = solution.particles, pmd.density(solution.particles, config)
+    spectrum = pmd.power_spectrum(density, config).power
+    fields = {"start": start.disp, "disp": end.disp, "vel": end.vel, "density": density, "spectrum": spectrum}
+    return jnp.mean(density**2), (solution.status.code, fields)
 
 
 # The chain rule is applied in two parts: that of the cosmology, a large part of the program, is compiled once.
@@ -98,18 +102,21 @@ def value(noise: np.ndarray, parameters: dict[str, Any], pdims: tuple[int, int])
 @cache
 def derivatives(pdims: tuple[int, int]) -> dict[str, Any]:
     inputs = replicated(cosmology(PARAMETERS), pdims)
-    (value, code), (gradient, by_inputs) = reverse(pdims)(placed(draw()[0], pdims), inputs)
+    (_, (code, fields)), (gradient, by_inputs) = reverse(pdims)(placed(draw()[0], pdims), inputs)
     assert code == 0
-    return {"value": value, "gradient": gradient} | by_parameters(jax.device_get(by_inputs))
+    return fields | {"gradient": gradient} | by_parameters(jax.device_get(by_inputs))
 
 
-@pytest.mark.parametrize("pdims", LAYOUTS[1:], ids=str)
-def test_derivatives_agree_in_value_with_one_device(pdims: tuple[int, int]) -> None:
+@pytest.mark.parametrize("pdims", [*LAYOUTS[1:], pytest.param((1, 4), marks=pytest.mark.slow)], ids=str)
+def test_values_and_derivatives_agree_with_one_device(pdims: tuple[int, int]) -> None:
     ours, expected = derivatives(pdims), derivatives((1, 1))
+    assert np.abs(expected["disp"]).max() > 2
     for name in ours:
-        value = np.asarray(expected[name])
-        np.testing.assert_allclose(ours[name], value, rtol=0, atol=1e-9 * np.abs(value).max(), err_msg=name)
-    assert problems.has_sharding(ours["gradient"], configure(pdims).decomposition.sharding)
+        value, rtol = np.asarray(expected[name]), 1e-11 if name in FIELDS else 1e-9
+        np.testing.assert_allclose(ours[name], value, rtol=0, atol=rtol * np.abs(value).max(), err_msg=name)
+    for name in (*FIELDS[:-1], "gradient"):
+        assert problems.has_sharding(ours[name], configure(pdims).decomposition.sharding), name
+    assert ours["spectrum"].sharding.is_fully_replicated
 
 
 @pytest.mark.parametrize("pdims", FORWARD, ids=str)
@@ -141,7 +148,7 @@ def test_no_full_field_is_gathered(mode: Any, pdims: tuple[int, int]) -> None:
     text = mode(pdims).as_text()
     # This is how XLA spells them; pencils in one process are exchanged by permutations.
     assert "collective-permute" in text and ("all-to-all" in text or min(pdims) > 1)
-    block = np.prod(SHAPE) // 4
+    block = np.prod(MESH) // 4
     for line in text.splitlines():
         if re.search(r"= .* all-gather(-start)?\(", line):
             sizes = [
