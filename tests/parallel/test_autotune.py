@@ -83,22 +83,6 @@ def test_a_damaged_cache_is_no_obstacle(cache: Path) -> None:
     assert len(tuner._records()) == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"n_devices": 5}, "n_devices=5 must be 1 to 4"),
-        ({"halo": -1}, "halo=-1"),
-        ({"dtype": "complex64"}, "dtype=complex64 must be float32 or float64"),
-        ({"dtype": "foo"}, "dtype=foo must be float32 or float64"),
-        ({"shape": (0, 8, 8)}, "must be three positive numbers"),
-        ({"shape": (7, 7, 7)}, r"no division over 4 devices fits: shape\[0\]=7 is not divisible by 4"),
-    ],
-)
-def test_misuse_raises_before_anything_is_measured(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        pmd.autotune(**({"shape": SHAPE} | arguments))
-
-
 # A program of its own has one device.
 TWICE = """
 from pmwd_dist.cli import main

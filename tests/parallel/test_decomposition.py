@@ -57,12 +57,6 @@ def test_equal_layouts_are_equal_and_hash_alike() -> None:
     assert "(2, 2)" in repr(first)
 
 
-def test_names_against_the_order_of_the_mesh_raise() -> None:
-    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("rows", "columns"), axis_types=(AxisType.Auto,) * 2)
-    with pytest.raises(ValueError, match="order of the mesh"):
-        pmd.Decomposition(mesh=mesh, spec=P(None, ("columns", "rows")))
-
-
 @pytest.mark.parametrize(
     "spec", [P("rows", "columns"), P(("rows", "columns")), P(None, ("rows", "columns")), P("columns")]
 )
@@ -77,37 +71,3 @@ def test_a_mesh_of_ones_own_gives_the_same_numbers(spec: Any) -> None:
     alone = pmd.Config(box_size=6.0, mesh_shape=(8, 8, 6), decomposition=pmd.Decomposition(pdims=(1, 1)))
     np.testing.assert_allclose(painted, pmd.cic_paint(disp, alone), rtol=0, atol=1e-13)
     assert painted.sharding.is_equivalent_to(decomposition.sharding, 3)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"pdims": (8, 1)}, r"pdims=\(8, 1\) needs 8 devices, but there are 4; use pdims=\(4, 1\)"),
-        ({"pdims": (0, 4)}, r"pdims=\(0, 4\) must be two positive"),
-        ({"devices": []}, r"devices=\[\] is empty"),
-        ({"backend": "smoke"}, r"backend='smoke' is not known"),
-        ({"spec": P("x")}, r"needs the mesh="),
-    ],
-)
-def test_misuse_raises(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        pmd.Decomposition(**arguments)
-
-
-def test_misuse_of_a_mesh_raises() -> None:
-    mesh = pmd.Decomposition().mesh
-    for arguments, message in (
-        ({"spec": P("x"), "pdims": (4, 1)}, "leave pdims= and devices= out"),
-        ({"spec": P("x", "z")}, "names 'z', which is not an axis of the mesh"),
-        ({"spec": P(None, None, "x")}, "must leave the third axis of a field whole"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            pmd.Decomposition(mesh=mesh, **arguments)
-    with pytest.raises(ValueError, match=r"pdims=\(2, 1\) needs 2 devices, but there are 4"):
-        pmd.Decomposition(pdims=(2, 1), devices=jax.devices())
-
-
-def test_shapes_are_checked_in_both_layouts() -> None:
-    pmd.Decomposition(pdims=(4, 1)).check((8, 4, 5), "shape")
-    with pytest.raises(ValueError, match=r"shape\[1\]=6 is not divisible by 4"):  # y is divided over x's devices in k
-        pmd.Decomposition(pdims=(4, 1)).check((8, 6, 5), "shape")

@@ -90,8 +90,3 @@ def test_unknown_names_and_values(name: str, value: str, message: str, monkeypat
         argument = name.removesuffix("_backend")
         with pytest.raises(ValueError, match=f"{argument}='{value}' is not known"):
             pmd.Decomposition((1, 1), **{"backend": "cudecomp", argument: value})  # type: ignore[arg-type]
-
-
-def test_backends_of_cudecomp_are_not_for_xla() -> None:
-    with pytest.raises(ValueError, match="transpose_comm='nccl' is not an option of backend='xla'; leave it out"):
-        pmd.Decomposition((1, 1), backend="xla", transpose_comm="nccl")

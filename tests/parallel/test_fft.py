@@ -109,19 +109,6 @@ def test_wavevectors_match_the_spectrum(shape: tuple[int, int, int], decompositi
     assert problems.has_sharding(kz, jax.NamedSharding(decomposition.mesh, jax.P(None, None, spec[2])))
 
 
-def test_misuse_says_what_would_fit() -> None:
-    slabs, pencils = pmd.Decomposition(pdims=(4, 1)), pmd.Decomposition(pdims=(1, 4))
-    with pytest.raises(ValueError, match=r"field.shape\[0\]=6 is not divisible by 4 .* use 4 or 8"):
-        pmd.prfft3d(np.zeros((6, 8, 8)), slabs)
-    with pytest.raises(ValueError, match=r"shape\[1\]=6 is not divisible by 4 .* use 4 or 8"):
-        pmd.pirfft3d(np.zeros((8, 6, 5), complex), (8, 6, 8), slabs)
-    with pytest.raises(ValueError, match=r"spectrum.shape=\(8, 8, 5\) must be \(8, 8, 8\)"):
-        pmd.pirfft3d(np.zeros((8, 8, 5), complex), (8, 8, 8), pencils)
-    for function in (pmd.pfft3d, pmd.pifft3d):
-        with pytest.raises(ValueError, match=r"shape\[2\]=6 is not divisible by 4"):
-            function(np.zeros((8, 8, 6), complex), pencils)
-
-
 def test_large_inverses_are_taken_in_pieces(decomposition: pmd.Decomposition, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond 2^31 values XLA forgets the norm on GPUs; here the same path at a size that fits a test."""
     monkeypatch.setattr("pmwd_dist.ops.local_fft._LARGEST_INVERSE", 25)
@@ -140,10 +127,3 @@ def test_large_inverses_are_taken_in_pieces(decomposition: pmd.Decomposition, mo
     close(inverse(padded(np.fft.rfftn(field), shape, decomposition)), field)
     assert len(calls) > 1
     assert max(calls) < 25
-
-
-def test_wavevectors_of_shapes_that_do_not_divide_raise() -> None:
-    with pytest.raises(ValueError, match=r"shape\[0\]=6 is not divisible by 4"):
-        pmd.fftfreq3d((6, 8, 8), pmd.Decomposition((4, 1)))
-    with pytest.raises(ValueError, match=r"shape\[2\]=6 is not divisible by 4"):
-        pmd.fftfreq3d((4, 4, 6), pmd.Decomposition((1, 4)), real=False)

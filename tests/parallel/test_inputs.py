@@ -84,25 +84,64 @@ def test_paint_and_read_are_in_the_precision_of_the_displacements(decomposition:
     np.testing.assert_allclose(painted, field, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda own: pmd.prfft3d(np.zeros((4, *SHAPE)), own),
-            r"field.shape=\(4, 8, 8, 6\) must be three .* use jax.vmap",
-        ),
-        (lambda own: pmd.prfft3d(np.zeros((0, 8, 8)), own), r"field.shape=\(0, 8, 8\)"),
-        (lambda own: pmd.halo_pad(np.zeros((8, 8)), 1, own), r"field.shape=\(8, 8\)"),
-        (lambda own: pmd.prfft3d(np.zeros(SHAPE, complex), own), "field.dtype=complex128 must be real; use pfft3d"),
-        (lambda own: pmd.prfft3d(np.zeros(SHAPE), (4, 1, 1)), r"pdims=\(4, 1, 1\) must be two positive"),
-        (lambda own: pmd.prfft3d(np.zeros(SHAPE), own.mesh), "must be a Decomposition"),
-        (lambda own: pmd.prfft3d(np.zeros(SHAPE)), r"numpy doesn't say.*pass decomposition="),
-        (lambda own: Decomposition(4), "pdims=4 must be two"),
-        (lambda own: pmd.autotune((8, 8, 8), halo=2.5), "halo=2.5 must be a whole number"),
-        (lambda own: pmd.pirfft3d(np.zeros(SHAPE), (8, 8), own), r"shape=\(8, 8\) must be three positive"),
-        (lambda own: pmd.autotune(8), "must be three positive numbers"),
-    ],
-)
+PENCILS, COLUMNS = Decomposition((2, 2)), Decomposition((1, 4))
+ROWS = jax.make_mesh((2, 2), ("rows", "columns"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+ALONG_Z = jax.NamedSharding(PENCILS.mesh, jax.P(None, None, "x"))
+
+
+def zeros(*shape: int, dtype: Any = float) -> np.ndarray:
+    return np.zeros(shape, dtype)
+
+
+# Of slabs over four devices; some inputs are read only after others.
+MISUSE: list[tuple[Any, str]] = [
+    (lambda own: pmd.prfft3d(zeros(4, *SHAPE), own), r"field.shape=\(4, 8, 8, 6\) must be three .* use jax.vmap"),
+    (lambda own: pmd.prfft3d(zeros(0, 8, 8), own), r"field.shape=\(0, 8, 8\)"),
+    (lambda own: pmd.prfft3d(zeros(*SHAPE, dtype=complex), own), "field.dtype=complex128 must be real; use pfft3d"),
+    (lambda own: pmd.prfft3d(zeros(6, 8, 8), own), r"field.shape\[0\]=6 is not divisible by 4 .* use 4 or 8"),
+    (lambda own: pmd.prfft3d(zeros(*SHAPE), own, norm="unitary"), "norm='unitary' is not known"),
+    (lambda own: pmd.prfft3d(zeros(*SHAPE), (4, 1, 1)), r"pdims=\(4, 1, 1\) must be two positive"),
+    (lambda own: pmd.prfft3d(zeros(*SHAPE), own.mesh), "must be a Decomposition"),
+    (lambda own: pmd.prfft3d(zeros(*SHAPE)), r"numpy doesn't say.*pass decomposition="),
+    (lambda own: jax.jit(pmd.prfft3d)(jnp.zeros(SHAPE)), "pass decomposition="),
+    (lambda own: pmd.prfft3d(jax.device_put(zeros(4, 4, 4), ALONG_Z)), "not one of slabs or pencils"),
+    (lambda own: pmd.pirfft3d(zeros(*SHAPE), (8, 8), own), r"shape=\(8, 8\) must be three positive"),
+    (lambda own: pmd.pirfft3d(zeros(8, 6, 5), (8, 6, 8), own), r"shape\[1\]=6 is not divisible by 4 .* use 4 or 8"),
+    (lambda own: pmd.pirfft3d(zeros(8, 8, 5), (8, 8, 8), COLUMNS), r"spectrum.shape=.* must be \(8, 8, 8\)"),
+    (lambda own: pmd.pfft3d(zeros(8, 8, 6), COLUMNS), r"shape\[2\]=6 is not divisible by 4"),
+    (lambda own: pmd.pifft3d(zeros(8, 8, 6), COLUMNS), r"shape\[2\]=6 is not divisible by 4"),
+    (lambda own: pmd.fftfreq3d((6, 8, 8), own), r"shape\[0\]=6 is not divisible by 4"),
+    (lambda own: pmd.fftfreq3d((4, 4, 6), COLUMNS, real=False), r"shape\[2\]=6 is not divisible by 4"),
+    (lambda own: pmd.halo_pad(zeros(8, 8), 1, own), r"field.shape=\(8, 8\)"),
+    (lambda own: pmd.halo_pad(zeros(10, 8, 4), 1, own), r"field.shape\[0\]=10 is not divisible by 4 .* use 8 or 12"),
+    (lambda own: pmd.halo_pad(zeros(8, 7, 4), 1, PENCILS), r"field.shape\[1\]=7 is not divisible by 2 .* use 6 or 8"),
+    (lambda own: pmd.halo_pad(zeros(8, 8, 4), -1, own), "halo=-1 must be a whole number, 0 or more"),
+    (lambda own: pmd.halo_reduce(zeros(8, 8, 4), -1, own), "halo=-1 must be a whole number, 0 or more"),
+    (lambda own: pmd.halo_reduce(zeros(24, 8, 4), 3, own), r"padded.shape\[0\]=24 must be 4 blocks of more than 6"),
+    (lambda own: pmd.halo_reduce(zeros(24, 25, 4), 3, PENCILS), r"padded.shape\[1\]=25 must be 2 blocks"),
+    (lambda own: own.check((8, 6, 5), "shape"), r"shape\[1\]=6 is not divisible by 4"),  # divided by x's devices in k
+    (lambda own: Decomposition(4), "pdims=4 must be two"),
+    (lambda own: Decomposition((8, 1)), r"pdims=\(8, 1\) needs 8 devices, but there are 4; use pdims=\(4, 1\)"),
+    (lambda own: Decomposition((0, 4)), r"pdims=\(0, 4\) must be two positive"),
+    (lambda own: Decomposition((2, 1), jax.devices()), r"pdims=\(2, 1\) needs 2 devices, but there are 4"),
+    (lambda own: Decomposition(devices=[]), r"devices=\[\] is empty"),
+    (lambda own: Decomposition(backend="smoke"), "backend='smoke' is not known"),
+    (lambda own: Decomposition(backend="xla", transpose_comm="nccl"), "is not an option of backend='xla'"),
+    (lambda own: Decomposition(spec=jax.P("x")), r"needs the mesh="),
+    (lambda own: Decomposition((4, 1), mesh=own.mesh, spec=jax.P("x")), "leave pdims= and devices= out"),
+    (lambda own: Decomposition(mesh=own.mesh, spec=jax.P("x", "z")), "names 'z', which is not an axis of the mesh"),
+    (lambda own: Decomposition(mesh=own.mesh, spec=jax.P(None, None, "x")), "must leave the third axis of"),
+    (lambda own: Decomposition(mesh=ROWS, spec=jax.P(None, ("columns", "rows"))), "order of the mesh"),
+    (lambda own: pmd.autotune(8), "must be three positive numbers"),
+    (lambda own: pmd.autotune((7, 7, 7)), r"no division over 4 devices fits: shape\[0\]=7 is not divisible by 4"),
+    (lambda own: pmd.autotune((8, 8, 8), halo=2.5), "halo=2.5 must be a whole number"),
+    (lambda own: pmd.autotune((8, 8, 8), n_devices=5), "n_devices=5 must be 1 to 4"),
+    (lambda own: pmd.autotune((8, 8, 8), dtype="complex64"), "dtype=complex64 must be float32 or float64"),
+    (lambda own: pmd.autotune((8, 8, 8), dtype="foo"), "dtype=foo must be float32 or float64"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), MISUSE)
 def test_errors_name_argument_value_and_remedy(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(Decomposition((4, 1)))
