@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import problems
 import pytest
 
 import pmwd_dist as pmd
@@ -15,7 +16,8 @@ KEY = jax.random.key(5)
 
 
 def configure(decomposition: Any, shape: Any = (8, 12, 10)) -> pmd.Config:
-    return pmd.Config(100.0, shape, decomposition=decomposition)
+    """A lattice of this shape, in a mesh of another."""
+    return pmd.Config(100.0, 2 * np.array(shape), shape, decomposition=decomposition)
 
 
 def modes_of(noise: Any) -> np.ndarray:
@@ -47,9 +49,11 @@ def test_long_waves_are_those_of_a_finer_lattice(
     assert np.abs(coarse).min() > 0
 
 
-def test_nested_noise_is_white_and_gaussian(parallel: pmd.Decomposition) -> None:
+@pytest.mark.parametrize("nested", [False, True])
+def test_noise_is_white_and_gaussian_and_follows_the_key(parallel: pmd.Decomposition, nested: bool) -> None:
+    """Within five standard errors."""
     config = configure(parallel, 32)
-    first, second = (np.asarray(pmd.white_noise(jax.random.key(i), config, nested=True)) for i in (0, 1))
+    first, second = (np.asarray(pmd.white_noise(jax.random.key(i), config, nested=nested)) for i in (0, 1))
     n = first.size
     assert abs(first.mean()) < 5 / math.sqrt(n)
     assert abs(first.var() - 1) < 5 * math.sqrt(2 / n)
@@ -61,6 +65,16 @@ def test_nested_noise_is_white_and_gaussian(parallel: pmd.Decomposition) -> None
     power = np.abs(modes_of(first)) ** 2
     for plane in (power[:, :, 0], power[:, :, 16], power[0], power[:, 16]):  # half of the modes are independent
         assert abs(plane.mean() - 1) < 5 * math.sqrt(2 / plane.size)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_noise_is_the_same_bits_on_any_layout(
+    parallel: pmd.Decomposition, single: pmd.Decomposition, dtype: Any
+) -> None:
+    noise = pmd.white_noise(KEY, configure(parallel), dtype)
+    np.testing.assert_array_equal(noise, pmd.white_noise(KEY, configure(single), dtype))
+    assert noise.dtype == dtype
+    assert problems.has_sharding(noise, parallel.sharding)
 
 
 @pytest.mark.parametrize("nested", [False, True])
