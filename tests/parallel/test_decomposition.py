@@ -54,6 +54,7 @@ def test_equal_layouts_are_equal_and_hash_alike() -> None:
     assert hash(first) == hash(second)
     assert first != pmd.Decomposition(pdims=(4, 1))
     assert first != "2x2"
+    assert first != pmd.Decomposition(mesh=Mesh(first.mesh.devices.T, ("x", "y"), axis_types=(AxisType.Auto,) * 2))
     assert "(2, 2)" in repr(first)
 
 

@@ -103,33 +103,6 @@ def test_derivatives_are_those_on_one_device(decomposition: Decomposition, kind:
     assert gradient.sharding.is_equivalent_to(own, 3)
 
 
-@pytest.mark.parametrize("inverse", [False, True])
-@pytest.mark.parametrize("nz", [None, 10, 9])
-def test_the_transpose_is_one(decomposition: Decomposition, nz: int | None, inverse: bool) -> None:
-    third = 10 if nz is None else nz // 2 + 1
-    size = decomposition.size
-    before = (8, 12 // size, third) if inverse else (8 // size, 12, nz or third)
-
-    def run(block: jax.Array) -> jax.Array:
-        return peer._transform(block, decomposition, nz=nz, inverse=inverse, sign=1 if inverse else -1)
-
-    specs = (
-        (decomposition.spectrum_spec, decomposition.spec)
-        if inverse
-        else (decomposition.spec, decomposition.spectrum_spec)
-    )
-    function = jax.jit(decomposition.shard_map(run, specs[:1], specs[1]))
-    whole = (8, before[1] * size, before[2]) if inverse else (8, 12, before[2])
-    key = jax.random.key(3)
-    x = jax.random.normal(key, whole, jnp.complex128 if nz is None or inverse else jnp.float64)
-    y = function(x)
-    w = jax.random.normal(jax.random.key(4), y.shape, y.dtype)
-    (back,) = jax.jit(jax.linear_transpose(function, x))(w)
-    # The real part: C2R takes nothing from where a spectrum must be real, and R2C gives to a real field.
-    part = jnp.real if nz else lambda z: z
-    close(part(jnp.sum(y * w)), part(jnp.sum(x * back)))
-
-
 @pytest.mark.parametrize(("parts", "halo"), [(1, 2), (4, 0), (4, 1), (4, 2), (4, 3)])
 def test_halos_and_their_derivatives_are_those_of_xla(as_peers: None, parts: int, halo: int) -> None:
     """A halo of 3 is wider than a block of 2: there XLA is used."""

@@ -253,64 +253,52 @@ def test_processes_on_several_nodes_meet_and_choose_their_gpus(monkeypatch: pyte
         launcher.local_device(4)
 
 
-def test_alone_there_is_nothing_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+SHELL = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PTY_PORT": "40000"}  # the environment of `srun --pty`
+MPI_IN_SHELL = SHELL | {"SLURM_STEP_ID": "0", "PMI_SIZE": "8"}
+# Environment, whether standard input is a terminal and the process leads its session, and the number of processes.
+LAUNCHES: list[tuple[dict[str, str], bool, bool, int]] = [
+    ({}, True, False, 1),
+    ({"SLURM_NTASKS": "8"}, False, False, 1),  # a batch script, outside srun
+    ({"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"}, True, False, 1),  # salloc, a step of one task
+    ({"SLURM_STEP_NUM_TASKS": "8"}, True, False, 8),
+    (SHELL, False, False, 8),  # a program that srun or mpirun starts in this shell
+    (SHELL, True, True, 8),  # the first task of `srun --pty pmwd-dist`
+    (SHELL, True, False, 1),
+    (MPI_IN_SHELL | {"OMPI_COMM_WORLD_SIZE": "4"}, True, False, 4),
+    (MPI_IN_SHELL | {"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}, True, False, 2),
+    ({"SLURM_STEP_NUM_TASKS": "8", "PMWD_ALONE": "1"}, False, False, 1),
+]
+
+
+@pytest.mark.parametrize(("environment", "terminal", "leader", "size"), LAUNCHES)
+def test_processes_are_counted_as_launchers_started_them(
+    environment: dict[str, str], terminal: bool, leader: bool, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in launcher.SIZES:
         monkeypatch.delenv(name, raising=False)
-    assert distributed.launched_size() == 1
-    distributed.initialize()
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "isatty", lambda fd: terminal and fd == 0)
+    monkeypatch.setattr(os, "getsid", lambda pid: os.getpid() if leader else os.getppid())
+    assert distributed.launched_size() == size
+    if size == 1:
+        distributed.warn_if_apart.cache_clear()
+        pmd.Decomposition()  # does not warn
+        distributed.initialize()
+        distributed.barrier()
     assert not jax.distributed.is_initialized()
     assert distributed.is_main()
-    distributed.barrier()
-    monkeypatch.setenv("SLURM_NTASKS", "8")  # a batch script, outside srun
-    assert distributed.launched_size() == 1
-    monkeypatch.setenv("SLURM_STEP_ID", "4294967290")  # the shell of salloc, a step of one task
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
-    assert distributed.launched_size() == 1
-    distributed.warn_if_apart.cache_clear()
-    pmd.Decomposition()  # does not warn
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
-    assert distributed.launched_size() == 8
 
 
 def test_in_the_shell_of_srun_one_process_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in launcher.SIZES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
-    monkeypatch.setenv("SLURM_PTY_PORT", "40000")
-    monkeypatch.setattr(os, "isatty", lambda fd: False)  # a program that srun or mpirun starts in this shell
-    assert distributed.launched_size() == 8
-    monkeypatch.setattr(os, "isatty", lambda fd: fd == 0)
-    monkeypatch.setattr(os, "getsid", lambda pid: os.getpid())  # the first task of `srun --pty pmwd-dist`
-    assert distributed.launched_size() == 8
+    for name, value in SHELL.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "isatty", lambda fd: True)
     monkeypatch.setattr(os, "getsid", lambda pid: os.getppid())
-    assert distributed.launched_size() == 1
     distributed.initialize()
     assert "one process runs, as this is the shell of `srun --pty`" in capsys.readouterr().err
-    monkeypatch.delenv("SLURM_PTY_PORT")
-    assert distributed.launched_size() == 8
-    monkeypatch.setenv("PMWD_ALONE", "1")
-    assert distributed.launched_size() == 1
-
-
-def test_mpirun_in_the_shell_of_srun_counts_its_own_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"STEP_ID": "0", "STEP_NUM_TASKS": "8", "PROCID": "0", "PTY_PORT": "40000"}.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    monkeypatch.setenv("PMI_SIZE", "8")  # of srun --mpi=pmi2
-    monkeypatch.setattr(os, "isatty", lambda fd: True)
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
-    assert distributed.launched_size() == 4
-    monkeypatch.setattr(distributed, "_communicator", Node(1, 1, 0))
-    with pytest.raises(RuntimeError, match="4 processes were started, but mpi4py counts 1"):  # does not wait for Slurm
-        distributed.initialize()
-    monkeypatch.setattr(jax, "process_count", lambda: 4)
-    distributed.warn_if_apart.cache_clear()
-    pmd.Decomposition((2, 2))  # does not warn
-    monkeypatch.delenv("OMPI_COMM_WORLD_SIZE")
-    monkeypatch.setenv("MPI_LOCALNRANKS", "2")
-    monkeypatch.setenv("PMI_SIZE", "2")
-    assert distributed.launched_size() == 2
 
 
 @pytest.mark.slow
@@ -404,8 +392,9 @@ def test_different_numbers_of_devices_are_an_error(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_mpirun_of_another_mpi_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SLURM_STEP_ID", raising=False)
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    """In a shell of srun too: it does not wait for Slurm."""
+    for name, value in (MPI_IN_SHELL | {"OMPI_COMM_WORLD_SIZE": "2"}).items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(distributed, "_communicator", Node(1, 1, 0))
     with pytest.raises(RuntimeError, match="2 processes were started, but mpi4py counts 1: .* another MPI than mpi4py"):
         distributed.initialize()

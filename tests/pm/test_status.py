@@ -54,16 +54,23 @@ def test_a_displacement_beyond_the_halo_is_reported(failed: tuple[pmd.Config, pm
         solution.raise_if_failed()
 
 
-def test_after_a_failure_the_particles_are_those_of_the_last_good_step(failed: tuple[pmd.Config, pmd.Solution]) -> None:
+def test_after_a_failure_particles_and_gradient_are_those_of_the_last_good_step(
+    failed: tuple[pmd.Config, pmd.Solution],
+) -> None:
     """The end of a run that stops before the step that fails."""
     config, solution = failed
-    good = int(solution.status.step)
-    times = step_times(COSMO, config)[: good + 1]
-    shorter = configure(config.decomposition, a_stop=float(times[-1]))
-    controller = diffrax.StepTo(times)
-    expected = pmd.nbody(wave(config), COSMO, shorter, stepsize_controller=controller).raise_if_failed().particles
-    np.testing.assert_allclose(solution.particles.disp, expected.disp, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(solution.particles.vel, expected.vel, rtol=0, atol=1e-12)
+    times = step_times(COSMO, config)[: int(solution.status.step) + 1]
+    shorter, table = configure(config.decomposition, a_stop=float(times[-1])), pmd.growth_table(COSMO)
+
+    def run(start: pmd.Particles, config: pmd.Config, controller: Any = None) -> Any:
+        end = pmd.nbody(start, table, config, stepsize_controller=controller).particles
+        return jnp.sum(end.disp**2), end
+
+    gradient, start = jax.jit(jax.value_and_grad(run, has_aux=True), static_argnums=1), wave(config)
+    ours, expected = gradient(start, config), gradient(start, shorter, diffrax.StepTo(times))
+    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-12 * np.abs(y).max())
+    np.testing.assert_allclose(solution.particles.disp, expected[0][1].disp, rtol=0, atol=1e-12)
 
 
 def test_a_step_from_the_host_that_fails_leaves_the_particles(failed: tuple[pmd.Config, pmd.Solution]) -> None:
