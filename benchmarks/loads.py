@@ -43,7 +43,7 @@ from pmwd_dist.ops import cic, momenta
 from pmwd_dist.ops.cic import Geometry
 from pmwd_dist.ops.cic.reference import paint_reference
 from pmwd_dist.ops.force_transpose import force_transpose
-from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
+from pmwd_dist.ops.step import KickDrift, kick_drift
 
 RMS, STRAIN = 6.0, 0.55  # displacement along an axis [cells], and rms of a diagonal element of its gradient
 CLUSTERED_CELL = 0.5  # [Mpc/h]

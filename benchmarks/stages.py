@@ -29,8 +29,7 @@ from benchmarks import measure, problem
 from benchmarks.op_timing import bytes_of, seconds
 from pmwd_dist.ops import cic, momenta, stencil
 from pmwd_dist.ops.force_transpose import force_transpose
-from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
-from pmwd_dist.ops.step_vjp import UndoDrift, UndoKick, undo_drift, undo_drift_and_kick, undo_kick
+from pmwd_dist.ops.step import KickDrift, UndoDrift, UndoKick, kick_drift, undo_drift, undo_drift_and_kick, undo_kick
 from pmwd_dist.pm.gravity import solve
 from pmwd_dist.pm.paint import block_geometry
 from pmwd_dist.pm.particles import ExactParticles, resolution

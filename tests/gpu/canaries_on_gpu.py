@@ -21,7 +21,8 @@ import numpy as np
 from steps_on_gpu import GPU, Q, coefficients, random_block
 
 import pmwd_dist as pmd
-from pmwd_dist.ops import cic, kick_drift, stencil, step_vjp
+from pmwd_dist.ops import cic, stencil
+from pmwd_dist.ops import step as step_ops
 from pmwd_dist.ops.force_transpose import force_transpose
 from pmwd_dist.parallel.fft import filtered_block
 
@@ -116,10 +117,10 @@ def steps(seed: int) -> tuple[Callable[..., Any], Any]:
     def program(x: dict[str, Any]) -> dict[str, Any]:
         four = x["disp"], x["held"], x["ct_disp"], x["ct_vel"]
         out = {
-            "step": kick_drift.kick_drift(*four[:2], x["fields"], x["step"], g, resolution=Q),
-            "kick undone": step_vjp.undo_kick(*four, x["fields"], x["kick"], g),
-            "drift undone": step_vjp.undo_drift(*four, x["field"], x["drift"], g, resolution=Q),
-            "both undone": step_vjp.undo_drift_and_kick(
+            "step": step_ops.kick_drift(*four[:2], x["fields"], x["step"], g, resolution=Q),
+            "kick undone": step_ops.undo_kick(*four, x["fields"], x["kick"], g),
+            "drift undone": step_ops.undo_drift(*four, x["field"], x["drift"], g, resolution=Q),
+            "both undone": step_ops.undo_drift_and_kick(
                 four, x["field"], x["fields"], x["drift"], x["kick"], g, resolution=Q
             ),
             "transpose of the force": force_transpose(x["disp"], x["ct_vel"], g, cell),

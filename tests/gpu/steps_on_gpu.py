@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import pmwd_dist as pmd
-from pmwd_dist.ops import cic, kick_drift, momenta, stencil, step_vjp
+from pmwd_dist.ops import cic, momenta, stencil
+from pmwd_dist.ops import step as step_ops
 from pmwd_dist.ops.cic import Geometry
 from pmwd_dist.ops.force_transpose import force_transpose
 from pmwd_dist.parallel.fft import filtered_block
@@ -47,9 +48,9 @@ def random_block(rng: np.random.Generator, dtype: Any) -> tuple[Geometry, dict[s
 def coefficients(dtype: Any, good: float = 1.0) -> tuple[Any, Any, Any]:
     """Coefficients of a step, and of the reversals of its kick and of its drifts."""
     numbers = (
-        kick_drift.KickDrift(0.3 / UNIT, 1 / UNIT, UNIT, 0.1 / Q, 0.2 / Q, good),
-        step_vjp.UndoKick(0.3 / UNIT, UNIT, UNIT, 0.1, 0.3, good),
-        step_vjp.UndoDrift(0.3, 1.1, UNIT, -0.2 / Q, -0.3 / Q, good),
+        step_ops.KickDrift(0.3 / UNIT, 1 / UNIT, UNIT, 0.1 / Q, 0.2 / Q, good),
+        step_ops.UndoKick(0.3 / UNIT, UNIT, UNIT, 0.1, 0.3, good),
+        step_ops.UndoDrift(0.3, 1.1, UNIT, -0.2 / Q, -0.3 / Q, good),
     )
     return jax.tree.map(lambda value: np.asarray(value, dtype), numbers)
 
@@ -72,13 +73,13 @@ def compare_steps(seed: int) -> None:
     step, kick, drift = coefficients(dtype, good)
     four = x["disp"], x["held"], x["ct_disp"], x["ct_vel"]
     grids = {"geometry": g, "resolution": Q}
-    ops: Any = kick_drift.kick_drift, step_vjp.undo_kick, step_vjp.undo_drift
+    ops: Any = step_ops.kick_drift, step_ops.undo_kick, step_ops.undo_drift
     cases = [
         (lambda *xs: ops[0](*xs, step, **grids), (*four[:2], x["fields"]), (0, 1, 2)),
         (lambda *xs: ops[1](*xs, kick, g), (*four, x["fields"]), (0,)),
         (lambda *xs: ops[2](*xs, drift, g, resolution=Q), (*four, x["field"]), (0,)),
         (
-            lambda *xs: step_vjp.undo_drift_and_kick(xs[:4], *xs[4:], drift, kick, g, resolution=Q),
+            lambda *xs: step_ops.undo_drift_and_kick(xs[:4], *xs[4:], drift, kick, g, resolution=Q),
             (*four, x["field"], x["fields"]),
             (0, 1),
         ),

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import pmwd_dist as pmd
-from pmwd_dist.ops import cic, kick_drift, momenta, stencil, step_vjp
+from pmwd_dist.ops import cic, momenta, stencil
+from pmwd_dist.ops import step as step_ops
 from pmwd_dist.ops.cic import Geometry
 from pmwd_dist.ops.force_transpose import force_transpose
 from pmwd_dist.parallel.fft import filtered_block
@@ -70,12 +71,12 @@ def check_steps(fields: jax.Array) -> None:
     vel = momenta.pack(whole, jnp.array(disp))
     cotangents = jnp.array(rng.normal(size=(2, *disp.shape)).astype(np.float32))
     numbers = [jnp.asarray(x, jnp.float32) for x in (0.3 / UNIT, 1 / UNIT, UNIT, 0.1 / Q, 0.2 / Q, 1.0)]
-    step, kick = kick_drift.KickDrift(*numbers), step_vjp.UndoKick(numbers[0], *[numbers[2]] * 2, *[numbers[5]] * 3)
+    step, kick = step_ops.KickDrift(*numbers), step_ops.UndoKick(numbers[0], *[numbers[2]] * 2, *[numbers[5]] * 3)
 
     def run(geometry: Geometry) -> Any:
         def both(fields: Any) -> Any:
-            moved = kick_drift.kick_drift(jnp.array(disp), vel, fields, step, geometry, resolution=Q)
-            return moved, step_vjp.undo_kick(jnp.array(disp), vel, *cotangents, fields, kick, geometry)
+            moved = step_ops.kick_drift(jnp.array(disp), vel, fields, step, geometry, resolution=Q)
+            return moved, step_ops.undo_kick(jnp.array(disp), vel, *cotangents, fields, kick, geometry)
 
         return jax.jit(both)
 

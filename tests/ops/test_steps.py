@@ -13,17 +13,16 @@ import numpy as np
 import pytest
 
 from pmwd_dist._jax.native import native_available
-from pmwd_dist.ops import cic, momenta, stencil, step_vjp
+from pmwd_dist.ops import cic, momenta, stencil
 from pmwd_dist.ops import force_transpose as transpose_module
-from pmwd_dist.ops import kick_drift as kick_module
+from pmwd_dist.ops import step as step_ops
 from pmwd_dist.ops.cic import Geometry
-from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
-from pmwd_dist.ops.step_vjp import UndoDrift, UndoKick
+from pmwd_dist.ops.step import KickDrift, UndoDrift, UndoKick, kick_drift
 
 Q, MOMENTUM = 2.0**-30, 2.0**-40  # the grid of displacements and the unit of momenta
 force_transpose: Any = transpose_module.force_transpose  # of numpy's arrays, too
-undo_kick: Any = step_vjp.undo_kick
-undo_drift: Any = step_vjp.undo_drift
+undo_kick: Any = step_ops.undo_kick
+undo_drift: Any = step_ops.undo_drift
 read: Any = cic.read
 
 GEOMETRY = Geometry((6, 7, 16), ((1, 1), (1, 1), (1, 1)), (0, 0, 5), (True, True, False), (1.0, 1.3, 0.7))
@@ -137,18 +136,17 @@ def test_native_ops_are_the_references(dtype: Any) -> None:
         undo_step = jnp.asarray([2e4, 2.0**-14, 2.0**-14, 0.3, -0.2, good], dtype)
         drift_step = jnp.asarray([0.3, 1.25, 2.0**-14, 3e3, -2e3, good], dtype)
         for op, reference, operands in (
-            (kick_module._kick_drift_p, kick_module._reference, (disp, held, fields, step)),
-            (step_vjp._undo_kick_p, step_vjp._undo_kick_reference, (disp, held, *ct, fields, undo_step)),
-            (step_vjp._undo_drift_p, step_vjp._undo_drift_reference, (disp, held, *ct, field, drift_step)),
+            (step_ops._kick_drift_p, step_ops._kick_drift_reference, (disp, held, fields, step)),
+            (step_ops._undo_kick_p, step_ops._undo_kick_reference, (disp, held, *ct, fields, undo_step)),
+            (step_ops._undo_drift_p, step_ops._undo_drift_reference, (disp, held, *ct, field, drift_step)),
             (
-                step_vjp._undo_drift_and_kick_p,
-                step_vjp._undo_drift_and_kick_reference,
+                step_ops._undo_drift_and_kick_p,
+                step_ops._undo_drift_and_kick_reference,
                 (disp, held, *ct, field, fields, jnp.concatenate([drift_step, undo_step])),
             ),
         ):
-            params = {"geometry": geometry} if op is step_vjp._undo_kick_p else q
             native = op.bind(*(x[None] for x in operands), **q)
-            both.append(([x[0] for x in native], reference(*operands, **params)))
+            both.append(([x[0] for x in native], reference(*operands, **q)))
         return both
 
     for good in (1.0, 0.0):

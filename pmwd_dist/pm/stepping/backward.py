@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from pmwd_dist._jax.order import barrier
 from pmwd_dist.config import Config
-from pmwd_dist.ops.step_vjp import UndoDrift, UndoKick
+from pmwd_dist.ops.step import UndoDrift, UndoKick
 from pmwd_dist.pm.particles import ExactParticles, Particles, resolution
 from pmwd_dist.pm.solvers import Coefficients
 from pmwd_dist.pm.stepping import gravity_vjp, potential_cache

@@ -30,7 +30,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.force_transpose import force_transpose
 from pmwd_dist.ops.stencil import WIDTH
-from pmwd_dist.ops.step_vjp import UndoDrift, UndoKick, drifted_back, undo_drift, undo_drift_and_kick, undo_kick
+from pmwd_dist.ops.step import UndoDrift, UndoKick, drifted_back, undo_drift, undo_drift_and_kick, undo_kick
 from pmwd_dist.parallel.fft import filtered_block
 from pmwd_dist.parallel.halo import pad_block, reduce_block
 from pmwd_dist.pm.gravity import force_meshes, padded_force, solve

@@ -20,9 +20,9 @@ from pmwd_dist._jax.order import barrier
 from pmwd_dist._jax.program import filter_jit, jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.ops.kick_drift import KickDrift, kick_drift
 from pmwd_dist.ops.momenta import momentum, pack, rounded, to_integers
 from pmwd_dist.ops.rounding import round_straight_through
+from pmwd_dist.ops.step import KickDrift, kick_drift
 from pmwd_dist.pm.gravity import acceleration, force_meshes, padded_force
 from pmwd_dist.pm.paint import block_geometry, halo_limit, largest_on_devices, max_displacement_block, with_halo
 from pmwd_dist.pm.particles import ExactParticles, Particles, largest, momentum_unit, resolution, significant_bits

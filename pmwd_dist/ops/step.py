@@ -1,8 +1,14 @@
-"""Reversal of a step of the particles of one block, with the pull-back of cotangents through it, in two passes.
+"""A step of the particles of one block: a kick and two drifts, and their reversal with the pull-back of cotangents.
 
-`undo_kick` needs the force on the mesh; `undo_drift` needs the cotangent of the painted mesh, which follows from it.
-`undo_drift_and_kick` also reverses the kick of the step before in the same pass, where its force is known. Momenta are
-integers, see `ops.momenta`. Derivatives come from the references, with straight-through rounding.
+Displacements are multiples of q. Momenta are integers in a unit (`ops.momenta`), `after` at the end of the step:
+
+    momentum += rint(kick * force);  vel = momentum * after
+    disp += q * rint(last * vel);  disp += q * rint(first * vel)
+
+`kick_drift` reads the force from the mesh in the same pass. The reversal takes two passes: `undo_kick` needs the force
+on the mesh; `undo_drift` needs the cotangent of the painted mesh, which follows from it. `undo_drift_and_kick` also
+reverses the kick of the step before in the same pass, where its force is known. Derivatives come from the references,
+with straight-through rounding.
 """
 
 from __future__ import annotations
@@ -20,14 +26,34 @@ from jaxtyping import Array, Float
 
 from pmwd_dist._jax.ops import define_op, result_aval, with_derivatives_of
 from pmwd_dist._jax.order import barrier
-from pmwd_dist.ops.cic.geometry import Geometry
+from pmwd_dist.ops.cic.geometry import VALUE, Geometry, attributes
 from pmwd_dist.ops.cic.primitives import read
-from pmwd_dist.ops.kick_drift import step_targets
+from pmwd_dist.ops.kernels import native_targets
 from pmwd_dist.ops.momenta import momentum, pack, rounded, to_integers
-from pmwd_dist.ops.rounding import round_straight_through
+from pmwd_dist.ops.rounding import max_abs, round_straight_through
 
 # Sites of a block of the kernels, each with partial sums.
 _BLOCK = (1, 8, 32)
+
+
+class KickDrift(NamedTuple):
+    """Coefficients of a kick and two drifts, on the grids of the particles.
+
+    Args:
+      kick: coefficient of the force, in units of the momenta at the end.
+      inverse: 1 / unit of the momenta at the start.
+      after: unit of the momenta at the end.
+      last: drift at the end of a step, in units of the spacing of the displacements.
+      first: drift at the start of the following step, in the same units.
+      good: 1, or 0 for no kick, even by a force that is not finite.
+    """
+
+    kick: Array
+    inverse: Array
+    after: Array
+    last: Array
+    first: Array
+    good: Array
 
 
 class UndoKick(NamedTuple):
@@ -70,6 +96,27 @@ class UndoDrift(NamedTuple):
     good: Array
 
 
+def kick_drift(
+    disp: Float[Array, "px py pz 3"],
+    momenta: Float[Array, "px py pz 3"],
+    fields: Float[Array, "mx my mz 3"],
+    coefficients: KickDrift,
+    geometry: Geometry,
+    *,
+    resolution: float,
+) -> tuple[Float[Array, "px py pz 3"], Float[Array, "px py pz 3"], Float[Array, ""]]:
+    """Kick by the force that is read from a mesh, then drift twice.
+
+    `fields` is the force on the mesh, and `resolution` the spacing of the displacements.
+
+    Returns:
+      Displacements, momenta, and the largest absolute component of the displacements, NaN if one is NaN.
+    """
+    operands = disp, momenta, fields
+    disp, momenta, most = _bind(_kick_drift_p, _kick_drift_reference, operands, coefficients, geometry, resolution)
+    return disp, momenta, most[0]
+
+
 def undo_kick(
     disp: Float[Array, "px py pz 3"],
     momenta: Float[Array, "px py pz 3"],
@@ -90,9 +137,8 @@ def undo_kick(
       m0; x', without the part through the mesh; v1', the weights of the particles for that part; and the sums over the
       particles of v1' F, v1' v0 and x1' v1.
     """
-    reference = partial(_undo_kick_reference, geometry=geometry)
-    run = with_derivatives_of(reference, _undo_kick_p, geometry=geometry, resolution=1.0)
-    return run(disp, momenta, ct_disp, ct_vel, fields, jnp.stack(barrier(tuple(coefficients))))
+    operands = disp, momenta, ct_disp, ct_vel, fields
+    return _bind(_undo_kick_p, _undo_kick_reference, operands, coefficients, geometry, 1.0)
 
 
 def undo_drift(
@@ -116,9 +162,8 @@ def undo_drift(
     Returns:
       x before both drifts; x' and v0' before the first drift; and the sum over the particles of x' v0.
     """
-    reference = partial(_undo_drift_reference, geometry=geometry, resolution=resolution)
-    run = with_derivatives_of(reference, _undo_drift_p, geometry=geometry, resolution=resolution)
-    return run(disp, momenta, ct_disp, ct_vel, field[..., None], jnp.stack(barrier(tuple(coefficients))))
+    operands = disp, momenta, ct_disp, ct_vel, field[..., None]
+    return _bind(_undo_drift_p, _undo_drift_reference, operands, coefficients, geometry, resolution)
 
 
 def undo_drift_and_kick(
@@ -140,9 +185,22 @@ def undo_drift_and_kick(
       Displacements after the kick, integer momenta before it, cotangents as from `undo_kick`, and the sum of
       `undo_drift` followed by the three of `undo_kick`.
     """
-    reference = partial(_undo_drift_and_kick_reference, geometry=geometry, resolution=resolution)
-    run = with_derivatives_of(reference, _undo_drift_and_kick_p, geometry=geometry, resolution=resolution)
-    return run(*particles, field[..., None], fields, jnp.stack(barrier((*drift, *kick))))
+    operands, coefficients = (*particles, field[..., None], fields), (*drift, *kick)
+    return _bind(_undo_drift_and_kick_p, _undo_drift_and_kick_reference, operands, coefficients, geometry, resolution)
+
+
+def _bind(
+    primitive: Any,
+    reference: Callable[..., Any],
+    operands: Sequence[Array],
+    coefficients: Sequence[Array],
+    geometry: Geometry,
+    resolution: float,
+) -> Any:
+    """The results of an op, with the derivatives of its reference."""
+    params: Any = {"geometry": geometry, "resolution": resolution}
+    run = with_derivatives_of(partial(reference, **params), primitive, **params)
+    return run(*operands, jnp.stack(barrier(tuple(coefficients))))
 
 
 def drifted_back(disp: Array, momenta: Array, coefficients: UndoDrift, resolution: float) -> Array:
@@ -152,9 +210,21 @@ def drifted_back(disp: Array, momenta: Array, coefficients: UndoDrift, resolutio
     return disp + resolution * round_straight_through(c.undo_last * p)
 
 
-def _undo_kick_reference(
-    *operands: Array, geometry: Geometry, resolution: float = 1.0
-) -> tuple[Array, Array, Array, Array]:
+def _kick_drift_reference(
+    disp: Array, momenta: Array, fields: Array, step: Array, *, geometry: Geometry, resolution: float
+) -> tuple[Array, Array, Array]:
+    force = read(disp, fields, geometry)[..., 0, :]
+    c = KickDrift(*step)
+    kick = jnp.where(c.good != 0, c.kick * force, 0)
+    by, missing = rounded(kick)
+    momenta = pack(to_integers(momenta) + by, (momentum(momenta, 1 / c.inverse) * c.inverse + kick) * c.after)
+    p = momentum(momenta, c.after) + missing
+    disp = disp + resolution * round_straight_through(c.last * p)
+    disp = disp + resolution * round_straight_through(c.first * p)
+    return disp, momenta, max_abs(disp)[None]
+
+
+def _undo_kick_reference(*operands: Array, geometry: Geometry, resolution: float) -> tuple[Array, Array, Array, Array]:
     del resolution  # of displacements, which stay
     disp, momenta, ct_disp, ct_vel, fields, step = operands
     c = UndoKick(*step)
@@ -196,7 +266,7 @@ def _undo_drift_and_kick_reference(
     first, second = jnp.split(steps, [len(UndoDrift._fields)])
     q: Any = {"geometry": geometry, "resolution": resolution}
     disp, ct_disp, ct_vel, of_drift = _undo_drift_reference(disp, momenta, ct_disp, ct_vel, field, first, **q)
-    out = _undo_kick_reference(disp, momenta, ct_disp, ct_vel, fields, second, geometry=geometry)
+    out = _undo_kick_reference(disp, momenta, ct_disp, ct_vel, fields, second, **q)
     return disp, *out[:3], jnp.concatenate([of_drift, out[3]])
 
 
@@ -209,14 +279,21 @@ def _scratch(sums: int, disp: Any, *_: Any, **__: Any) -> ShapedArray:
     return ShapedArray((2 * sums * blocks,), np.dtype(np.int32))
 
 
-def _define(name: str, reference: Callable[..., Any], sums: int, in_place: dict[int, int]) -> Any:
+def _attributes(*, geometry: Geometry, resolution: float) -> dict[str, Any]:
+    return attributes(geometry, (VALUE,)) | {"resolution": np.array([resolution], np.float64)}
+
+
+def _define(name: str, reference: Callable[..., Any], sums: int, in_place: dict[int, int], *, scratch: bool) -> Any:
     def batched(*operands: Array, **params: Any) -> Sequence[Array]:
         return jax.vmap(partial(reference, **params))(*operands)
 
-    targets = step_targets(name, in_place, partial(_scratch, sums))
+    targets = native_targets(name, _attributes, in_place, partial(_scratch, sums) if scratch else None)
     return define_op(name, partial(_avals, sums, len(in_place)), batched, targets=targets, multiple_results=True)
 
 
-_undo_kick_p = _define("undo_kick", _undo_kick_reference, 3, {1: 0, 2: 1, 3: 2})
-_undo_drift_p = _define("undo_drift", _undo_drift_reference, 1, {0: 0, 2: 1, 3: 2})
-_undo_drift_and_kick_p = _define("undo_drift_and_kick", _undo_drift_and_kick_reference, 4, {0: 0, 1: 1, 2: 2, 3: 3})
+_kick_drift_p = _define("kick_drift", _kick_drift_reference, 1, {0: 0, 1: 1}, scratch=False)
+_undo_kick_p = _define("undo_kick", _undo_kick_reference, 3, {1: 0, 2: 1, 3: 2}, scratch=True)
+_undo_drift_p = _define("undo_drift", _undo_drift_reference, 1, {0: 0, 2: 1, 3: 2}, scratch=True)
+_undo_drift_and_kick_p = _define(
+    "undo_drift_and_kick", _undo_drift_and_kick_reference, 4, {0: 0, 1: 1, 2: 2, 3: 3}, scratch=True
+)
