@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import signal
-import threading
-import time
 from pathlib import Path
 
 import h5py
@@ -290,7 +288,11 @@ def test_particles_that_leave_the_grid_at_the_end_fail_without_a_checkpoint(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
-def test_disk_that_fills_up_ends_the_run_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_disk_that_fills_up_ends_the_run_in_one_line(
+    finished: tuple[Path, Events], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    """And the resumed run begins with the output that failed."""
+
     def full(self, path, chunks):
         raise OSError(28, os.strerror(28), str(path))
 
@@ -300,9 +302,10 @@ def test_disk_that_fills_up_ends_the_run_in_one_line(tmp_path: Path, monkeypatch
     err = capsys.readouterr().err
     assert err == f"pmwd-dist: the run failed: {tmp_path / 'run' / 'snapshot_z1.000.hdf5'}: No space left on device\n"
     monkeypatch.undo()
+    assert not list((tmp_path / "run").glob(".*.part"))
     assert (tmp_path / "run" / "power_z1.000.csv").exists()
     assert command("resume", tmp_path / "run") == 0
-    assert (tmp_path / "run" / "snapshot_z1.000.hdf5").exists()
+    assert_same(finished[0], tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -339,72 +342,6 @@ def test_figures_that_fail_leave_the_report_of_an_interrupted_run(tmp_path: Path
         execute(plan, events)
     assert [event.message.partition(":")[0] for event in events.of("warning")] == ["figures are missing"]
     assert (plan.folder / "report.html").exists()
-
-
-class _Steps(Events):
-    """Remembers events, and says when a step is done."""
-
-    def __init__(self, step: int):
-        super().__init__()
-        self.step, self.done = step, threading.Event()
-
-    def __call__(self, event: Event) -> None:
-        super().__call__(event)
-        if event.name == "step" and event.fields["step"] == self.step:
-            self.done.set()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("pdims", "fails"), [([1, 1], True), ([4, 1], False)])
-@pytest.mark.usefixtures("no_figures")
-def test_steps_go_on_while_an_output_is_written(
-    finished: tuple[Path, Events], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool, pdims: list[int]
-):
-    """If it can't be written, they are reversed: the resumed run has the same bits."""
-    plan, write, events = make(tmp_path / "run", f"devices.pdims={pdims}"), Snapshot.write, _Steps(3)
-
-    def late(self, path, chunks):
-        assert events.done.wait(100)
-        if fails:
-            raise OSError(28, os.strerror(28), str(path))
-        write(self, path, chunks)
-
-    monkeypatch.setattr(Snapshot, "write", late)
-    if fails:
-        with pytest.raises(OSError, match=r"No space left on device: '.*/snapshot_z1.000.hdf5'"):
-            execute(plan, events)
-        assert not list(plan.folder.glob(".*.part"))
-        assert checkpoint.latest(plan.folder) == plan.folder / "checkpoint_000002"
-        monkeypatch.undo()
-        events = Events()
-        execute(resumed(plan.folder), events, resume=True)
-        assert [event.step for event in events.of("resume")] == [2]
-    else:
-        execute(plan, events)
-    assert [event.step for event in events.of("output")] == [2, 4]
-    expected = finished[0]
-    if pdims != [1, 1]:
-        expected = tmp_path / "expected"
-        execute(make(expected, f"devices.pdims={pdims}"), Events())
-    assert_same(expected, plan.folder)
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_interrupted_while_an_output_fails_a_run_tells_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    plan, events = make(tmp_path / "run"), Events(stop_after=3)
-
-    def late(self, path, chunks):
-        while not events.of("step")[3:]:
-            if [event.step for event in events.of("step")][-1:] == [3]:
-                raise OSError(28, os.strerror(28), str(path))
-            time.sleep(0.01)
-
-    monkeypatch.setattr(Snapshot, "write", late)
-    with pytest.raises((Interrupted, OSError)) as raised:
-        execute(plan, events)
-    warned = [event.message for event in events.of("warning")]
-    assert ("No space left" in str(raised.value)) != any("No space left" in text for text in warned)
-    assert checkpoint.latest(plan.folder) == plan.folder / "checkpoint_000002"
 
 
 def test_without_figures_none_is_drawn_until_a_report_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,20 +65,6 @@ def test_plans_hold_what_a_stage_must(tmp_path: Path):
     assert all(state < need < 6 * state for need in plan.stages.values())
     shells = make(tmp_path / "cone", "box.mesh=32", "box.size=64", CONE).stages
     assert shells["a step"] > plan.stages["a step"] + 8 * 12 * 512**2 * 2
-
-
-def test_the_buffer_of_outputs_is_counted_and_takes_half_of_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    plan = make(tmp_path / "run")
-    need, snapshot = resources.room().needed(max(plan.stages.values()), plan.simulation.config), 48 * 8**3
-    for free, buffer in ((need - 1, 0), (need + 1000, 500), (need + 10 * snapshot, snapshot)):
-        monkeypatch.setattr("pmwd_dist.run.simulation.plan.available_memory", lambda free=free: (free, 10 * need))
-        each = replace(plan)  # nothing is cached
-        assert each.output_buffer == buffer
-        assert each.expected_memory == need + buffer
-    none = make(tmp_path / "none", "output.snapshot=none")
-    assert none.output_buffer == 0
-    monkeypatch.setattr(resources, "device_limit", lambda: 10**12)  # a GPU
-    assert _plan(tmp_path, "box.mesh=512", "output.snapshot=gadget").output_buffer == 2**29
 
 
 CONE = "observe.light_cone={sky='sphere', nside=512, sources=0.02, edges=[0, 10, 20]}"

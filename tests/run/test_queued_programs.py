@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
-from inferences import SMALL
 from test_jobs_of_processes import BEGIN, start
 
+EXAMPLE = Path(__file__).parents[2] / "sims" / "field_level.toml"
 ONE_CORE = """
 import os
 if hasattr(os, "sched_setaffinity"):
@@ -34,13 +35,15 @@ for i in range(10):
     print("tuned", i, flush=True)
 """
 
+SIZES = ("--set", "sampler.tuning_steps=40", "--set", "sampler.steps=12", "--set", "sampler.chunk=4")
 FOUR_CHAINS = """
-codes = {"infer": command("infer", "small.toml", "--set", "devices.pdims=[2, 1]")}
-finish(codes)
+import sys
+example, pdims, sizes = sys.argv[1], ("--set", sys.argv[2]), sys.argv[3:]
+finish({"infer": command("infer", example, "--output", "run", *pdims, *sizes)})
 import time
 os.environ["PMWD_WATCHDOG"] = "5"
 before_step(1, 1, lambda: time.sleep(300))
-command("infer", "small.toml", "--output", "stopped", "--set", "devices.pdims=[2, 1]")
+command("infer", example, "--output", "stopped", *pdims, *sizes)
 """
 
 
@@ -56,13 +59,13 @@ def test_ten_tunings_of_two_processes_end(tmp_path: Path) -> None:
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_four_chains_of_processes_end(tmp_path: Path) -> None:
-    """A small field-level inference; where a process then stops, the watchdog ends the others."""
-    text = SMALL.replace("pdims = [1, 1]\n", "").replace("chains = 2", "chains = 4").replace("mesh = 4", "mesh = 8")
-    (tmp_path / "small.toml").write_text(text)
-    done = start(2, tmp_path, "-c", ONE_CORE + BEGIN + FOUR_CHAINS)
+@pytest.mark.parametrize("pdims", [(2, 1), (2, 2)])
+def test_four_chains_of_processes_end(tmp_path: Path, pdims: tuple[int, int]) -> None:
+    """The field-level example; where a process then stops, the watchdog ends the others."""
+    arguments = f"devices.pdims={list(pdims)}", "--set", "devices.halo=4", *SIZES
+    done = start(math.prod(pdims), tmp_path, "-c", ONE_CORE + BEGIN + FOUR_CHAINS, str(EXAMPLE), *arguments)
     assert 'codes {"infer": 0}' in done.stdout, done.stderr
-    assert (tmp_path / "small" / "chunk_00002.npz").exists()
+    assert (tmp_path / "run" / "chunk_00002.npz").exists()
     (line,) = (text for text in done.stderr.splitlines() if "no sign of life" in text)
     assert "pmwd-dist resume stopped" in line
     assert done.returncode == 1

@@ -22,7 +22,7 @@ from pmwd_dist.pm.potential_factor import PotentialFactor
 from pmwd_dist.pm.solvers import Coefficients, Formula
 from pmwd_dist.pm.status import Status
 from pmwd_dist.pm.stepping import step as one_step
-from pmwd_dist.pm.stepping.step import MidStep, Step, all_steps, coefficients_of, finish_step, take_step, unit_after
+from pmwd_dist.pm.stepping.step import MidStep, Step, all_steps, coefficients_of, take_step, unit_after
 
 
 @partial(jit, static_argnames=("config", "kind"))
@@ -125,14 +125,6 @@ def final_status(mid: MidStep, config: Config) -> Status:
     """Status at the end of a simulation."""
     valid = jnp.all(in_range(mid.particles.momenta))
     return one_step.final_status(mid.status, mid.max_displacement, valid, config)
-
-
-@partial(jit, static_argnames="config", donate_argnames="particles")
-def undo_step(particles: ExactParticles, schedule: StepSchedule, done: ArrayLike, config: Config) -> ExactParticles:
-    """Particles before the last of `done` steps, from the particles after it, exactly; donates the particles."""
-    step = jax.tree.map(lambda x: x[jnp.asarray(done) - 1], schedule.steps)
-    kicked = finish_step(particles, step._replace(last=-step.last), config).disp
-    return one_step.undo_step(ExactParticles(kicked, particles.momenta), step, jnp.asarray(True), config)
 
 
 @jit

@@ -23,7 +23,6 @@ from pmwd_dist.report.drawing import Drawing
 from pmwd_dist.report.page import Caption
 from pmwd_dist.report.style import titled
 from pmwd_dist.report.tables import Table, read_table, write_table
-from pmwd_dist.run.outputs.writer import Writer
 from pmwd_dist.run.settings.section import Section
 from pmwd_dist.run.settings.setup import SimulationSetup
 from pmwd_dist.run.settings.simulation_sections import Box, redshift_label
@@ -156,11 +155,6 @@ class Output(Section):
         del simulation, count
         return 0
 
-    def buffer(self, config: Config) -> int:
-        """Largest memory of the host, of all processes, for files that are written beside steps [bytes]."""
-        del config
-        return 0
-
     def memory(self, config: Config) -> int:
         """Memory of each device while it is measured, the particles included, where that is a stage [bytes]."""
         del config
@@ -177,7 +171,7 @@ class Output(Section):
     def write(self, folder: Path, z: float, values: Any) -> None:
         """Write the values of `measure` at a redshift, on process 0."""
 
-    def write_divided(self, folder: Path, view: View, writer: Writer) -> None:
+    def write_divided(self, folder: Path, view: View) -> None:
         """Write arrays that are divided over devices, without the density of the view. Collective."""
 
     def write_last(self, folder: Path, simulation: SimulationSetup, shells: Array) -> None:

@@ -32,7 +32,6 @@ from pmwd_dist.report.tables import Table
 from pmwd_dist.run.outputs.base import Arrays, Axis, Drawing, Output, TableOutput, View, k_max_problems
 from pmwd_dist.run.outputs.fields import write_fields
 from pmwd_dist.run.outputs.multipoles import K_MAX, POLES, SHOT_NOISE, Multipoles, poles_table
-from pmwd_dist.run.outputs.writer import Writer
 from pmwd_dist.run.settings.section import File, Pairs, about
 from pmwd_dist.run.settings.setup import SimulationSetup
 from pmwd_dist.run.settings.simulation_sections import Box
@@ -247,13 +246,12 @@ class Counts(Output):
         """Size of the numbers."""
         return 4 * count * math.prod(simulation.config.mesh_shape)
 
-    def write_divided(self, folder: Path, view: View, writer: Writer) -> None:
+    def write_divided(self, folder: Path, view: View) -> None:
         """Draw the counts, and write them.
 
         Raises:
           SimulationError: the density of the galaxies is negative in so many cells that the counts lose power.
         """
-        del writer
         counts = self._draw(view), {"axes": "cells along x, y, z", "window": "cloud-in-cell"}
         about = {"box_size": view.config.box_size, "units": "Mpc/h", "z": view.z}
         write_fields(folder / self.file(view.z, "hdf5"), {"counts": counts}, about)

@@ -6,23 +6,20 @@ import math
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import jax
 
-from pmwd_dist._jax.profile import part
-from pmwd_dist.config import Config
 from pmwd_dist.io.snapshot import writer as snapshots
 from pmwd_dist.io.snapshot.base import Precision
 from pmwd_dist.run.outputs.base import Output, View
-from pmwd_dist.run.outputs.writer import Writer
 from pmwd_dist.run.settings.setup import SimulationSetup
 from pmwd_dist.run.settings.simulation_sections import Box, OutputSection
 from pmwd_dist.run.settings.writing import toml_value
 
 
 class Snapshot(Output):
-    """Particles, at each output; written while the next steps go on."""
+    """Particles, at each output."""
 
     name = "snapshot"
 
@@ -62,15 +59,11 @@ class Snapshot(Output):
 
     def disk(self, simulation: SimulationSetup, count: int) -> int:
         """Size without compression, at most."""
-        return count * self.buffer(simulation.config)
+        each = snapshots.FORMATS[self.format].of(self.precision).bytes_per_particle
+        return count * each * math.prod(simulation.config.particle_shape)
 
-    def buffer(self, config: Config) -> int:
-        """Size of a snapshot."""
-        return snapshots.FORMATS[self.format].of(self.precision).bytes_per_particle * math.prod(config.particle_shape)
-
-    def write_divided(self, folder: Path, view: View, writer: Writer) -> None:
-        """Copy the particles to the host, for the writer."""
-        options = {"format": self.format, "precision": self.precision, "compression": self.compression}
-        with part("output: copying"):
-            snapshot = snapshots.Snapshot(view.particles, view.simulation.cosmo, view.config, view.a, **options)
-            writer.write(snapshot, folder / self.file(view.z, "hdf5"))
+    def write_divided(self, folder: Path, view: View) -> None:
+        """Write the particles."""
+        options: Any = {"format": self.format, "precision": self.precision, "compression": self.compression}
+        path, cosmo = folder / self.file(view.z, "hdf5"), view.simulation.cosmo
+        snapshots.save_snapshot(path, view.particles, cosmo, view.config, view.a, **options)

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,8 +31,8 @@ from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, from_main, raise_on_all_processes
 from pmwd_dist.parallel.fft import spectrum_shape
 from pmwd_dist.pm.modes import log_power, log_transfer
-from pmwd_dist.pm.paint import halo_widths
-from pmwd_dist.pm.particles import ExactParticles
+from pmwd_dist.pm.paint import density, halo_widths
+from pmwd_dist.pm.particles import ExactParticles, Particles
 from pmwd_dist.pm.solvers import FORMULAS
 from pmwd_dist.pm.status import Code, SimulationError, Status, successful
 from pmwd_dist.pm.stepping import host
@@ -45,10 +45,9 @@ from pmwd_dist.run.common.fingerprint import identity
 from pmwd_dist.run.common.folder import Log, check_identity, start_errors
 from pmwd_dist.run.common.job import Job
 from pmwd_dist.run.common.resources import peak_memory
-from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.outputs import light_cone
+from pmwd_dist.run.outputs.base import View
 from pmwd_dist.run.outputs.registry import figures
-from pmwd_dist.run.outputs.writer import Writer
 from pmwd_dist.run.settings import SimulationSetup
 from pmwd_dist.run.simulation.halo_width import (
     expected_displacement,
@@ -57,7 +56,6 @@ from pmwd_dist.run.simulation.halo_width import (
     largest_displacement,
     with_halo_of,
 )
-from pmwd_dist.run.simulation.output import write_last, write_output
 from pmwd_dist.run.simulation.plan import SimulationPlan
 
 T = TypeVar("T")
@@ -93,13 +91,6 @@ class Progress:
     def has_particles(self) -> bool:
         """Whether the particles still exist: an error within a step may leave none."""
         return not any(x.is_deleted() for x in jax.tree.leaves(self.position))
-
-    def go_back(self, step: int, status: Status) -> None:
-        """Reverse all steps after this one, exactly."""
-        while self.step > step:
-            particles = host.undo_step(self.particles(), self.schedule, np.int32(self.step), self.config)
-            self.position, self.step = jax.block_until_ready(particles), self.step - 1
-        self.status = status
 
     def advance(self, cone: LightCone | None) -> Status:
         """Take the next step and return its status, on the host.
@@ -169,8 +160,7 @@ def run(plan: SimulationPlan, log: Log, control: Control, saved: Saved | None) -
         if is_automatic(plan.simulation.config):
             now, a = largest_displacement(progress.particles().disp, progress.config), plan.times[progress.step]
             _set_halo(plan, progress, expected_displacement(now, a, progress.schedule.table, progress.config), log)
-        with Writer(plan.output_buffer) as writer:
-            _advance_all(plan, progress, log, control, writer)
+        _advance_all(plan, progress, log, control)
     _keep_checkpoint(plan, None)
 
 
@@ -261,26 +251,22 @@ def _replicated(tree: T, plan: SimulationPlan) -> T:
     return jax.device_put(jax.tree.map(np.asarray, tree), plan.simulation.config.decomposition.replicated)
 
 
-def _advance_all(plan: SimulationPlan, progress: Progress, log: Log, control: Control, writer: Writer) -> None:
+def _advance_all(plan: SimulationPlan, progress: Progress, log: Log, control: Control) -> None:
     """Take all remaining steps and write their outputs; write a checkpoint if one of them fails."""
     every = plan.settings.output.checkpoint_every
     try:
-        _output_if_due(plan, progress, log, writer)  # also on resuming: the output may be what failed
+        _output_if_due(plan, progress, log)  # also on resuming: the output may be what failed
         while progress.step < plan.steps:
             control.raise_if_stopped(f"after step {progress.step} of {plan.steps}")
             with log.naming(f"step {progress.step + 1}/{plan.steps}"):
                 _step(plan, progress, log)
-            if writer.finished():
-                writer.finish()
-            _output_if_due(plan, progress, log, writer)
+            _output_if_due(plan, progress, log)
             if progress.step < plan.steps and control.checkpoint_due(progress.step, every):
-                writer.finish()  # before a checkpoint after it
                 _checkpoint(plan, progress, log)
-        writer.finish()
     except Exception as error:
         # After an error of one process alone, the others would wait in the checkpoint's collectives forever.
         if jax.process_count() == 1 or isinstance(error, SharedError | SimulationError):
-            _checkpoint_after_failure(plan, progress, log, writer, error)
+            _checkpoint_after_failure(plan, progress, log)
         raise
 
 
@@ -317,28 +303,55 @@ def _step(plan: SimulationPlan, progress: Progress, log: Log) -> None:
 
 
 @part("output: computing")
-def _output_if_due(plan: SimulationPlan, progress: Progress, log: Log, writer: Writer) -> None:
-    if progress.step in plan.outputs:
-        began = time.perf_counter()
-        z = plan.outputs[progress.step]
+def _output_if_due(plan: SimulationPlan, progress: Progress, log: Log) -> None:
+    began, step = time.perf_counter(), progress.step
+    if step in plan.outputs:
         if is_automatic(plan.simulation.config):
             displacement = largest_displacement(progress.particles().disp, progress.config)
             if halo_width(displacement, progress.config) > int(progress.config.halo):
                 _set_halo(plan, progress, displacement, log)
-        simulation = replace(plan.simulation, config=progress.config)
-        rest, done = progress.particles(), np.int32(progress.step)
-        moving = partial(host.with_units, rest, progress.schedule, done)
-        a = plan.times[progress.step]
+        z = plan.outputs[step]
         with log.naming(f"output at z {z:.3f}"):
-            files = write_output(replace(plan, simulation=simulation), rest, moving, a, z, writer)
-        writer.pending = progress.step, progress.status, partial(_log_output, log, progress.step, z, files, began)
-    if progress.shells is not None:  # steps can't be reversed if the output fails: nothing takes mass from shells
-        writer.finish()
-        if progress.step == plan.steps:
-            began = time.perf_counter()
-            with log.naming("light cone: convergence, shear and angular power spectra"):
-                files = write_last(plan, progress.shells)
-            _log_output(log, progress.step, 1 / plan.times[-1] - 1, files, began)
+            _log_output(log, step, z, _write_output(plan, progress, z), began)
+    if progress.shells is not None and step == plan.steps:
+        began = time.perf_counter()
+        with log.naming("light cone: convergence, shear and angular power spectra"):
+            _log_output(log, step, 1 / plan.times[-1] - 1, _write_last(plan, progress.shells), began)
+
+
+def _write_output(plan: SimulationPlan, progress: Progress, z: float) -> list[str]:
+    """Measure all outputs at a redshift and write them; return the names of the files of this process. Collective."""
+    folder, config, names, rest = plan.folder, progress.config, plan.names_at(z), progress.particles()
+    moving = partial(host.with_units, rest, progress.schedule, np.int32(progress.step))
+    at_rest = Particles(rest.disp, rest.momenta)
+    field = density(at_rest, config)
+    view = View(plan.simulation, config, at_rest, moving, plan.times[progress.step], z, plan.data, field)
+    measured = [(output, output.measure(view)) for output in plan.results]
+    view.density = field = None  # the mesh is free for what is divided
+    with part("output: writing"), raise_on_all_processes():
+        if distributed.is_main():
+            manifest.claim(folder, plan.all_names_at(z))
+            for output, values in measured:
+                output.write(folder, z, values)
+            drawing.draw(figures(folder, names))
+    with part("output: writing"):
+        for output in plan.results:
+            output.write_divided(folder, view)
+    return names
+
+
+def _write_last(plan: SimulationPlan, shells: Array) -> list[str]:
+    """Write the files at the end of a run, whose light cone has these shells; return their names. Collective."""
+    names, folder = plan.last_names, plan.folder
+    with raise_on_all_processes():
+        if distributed.is_main():
+            manifest.claim(folder, names)
+    for output in plan.results:
+        output.write_last(folder, plan.simulation, shells)
+    with raise_on_all_processes():
+        if distributed.is_main():
+            drawing.draw(figures(folder, names))
+    return names
 
 
 def _log_output(log: Log, step: int, z: float, files: Sequence[str], began: float) -> None:
@@ -378,24 +391,10 @@ def _keep_checkpoint(plan: SimulationPlan, kept: Path | None) -> None:
                 checkpoint.discard(path)
 
 
-def _checkpoint_after_failure(
-    plan: SimulationPlan, progress: Progress, log: Log, writer: Writer, failure: Exception
-) -> None:
-    """Write a checkpoint if any step is done and its particles are finite; warn if it can't be written.
-
-    Where the last output can't be written, steps after it are reversed, so that a resumed run begins with it.
-    """
+def _checkpoint_after_failure(plan: SimulationPlan, progress: Progress, log: Log) -> None:
+    """Write a checkpoint if any step is done and its particles are finite; warn if it can't be written."""
     try:
-        writer.finish()
-    except (OSError, ValueError, SharedError) as error:
-        if isinstance(failure, Interrupted | SimulationError):
-            log.warn(f"the last output could not be written: {message(error)}")
-    try:
-        if not progress.has_particles():
-            return
-        if writer.pending is not None:
-            progress.go_back(*writer.pending[:2])
-        if progress.step > 0 and bool(jnp.isfinite(progress.particles().disp).all()):
+        if progress.has_particles() and progress.step > 0 and bool(jnp.isfinite(progress.particles().disp).all()):
             _checkpoint(plan, progress, log)
     except (OSError, RuntimeError) as error:
         log.warn(f"no checkpoint of step {progress.step} could be written: {message(error)}")

@@ -8,11 +8,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Self
 
-import jax
 import numpy as np
 
 from pmwd_dist._files import free_space
-from pmwd_dist._memory import available_memory, size
+from pmwd_dist._memory import size
 from pmwd_dist.parallel.distributed import from_main
 from pmwd_dist.pm.noise import NoiseKind
 from pmwd_dist.pm.time_steps import step_times
@@ -27,8 +26,6 @@ from pmwd_dist.run.simulation import accuracy
 from pmwd_dist.run.simulation.halo_width import is_automatic, with_halo_of
 from pmwd_dist.run.simulation.planning import enough_devices, linear_displacement
 from pmwd_dist.run.simulation.programs import least_memory, run_memory
-
-_GPU_BUFFER = 1 << 29  # of an output [bytes]: chunks that are written soon are still in the caches
 
 
 @dataclass(frozen=True)
@@ -98,23 +95,7 @@ class SimulationPlan(Plan):
     @property
     def expected_memory(self) -> int:
         """Expected peak of host memory of one process [bytes]; on GPUs, of the memory of each device."""
-        return self._needed + resources.room().processes * self.output_buffer
-
-    @property
-    def _needed(self) -> int:
         return resources.room().needed(max(self.stages.values()), self.simulation.config)
-
-    @cached_property
-    def output_buffer(self) -> int:
-        """Host memory of a process for a snapshot that is written beside steps [bytes].
-
-        At most half of the rest; less on GPUs, whose steps take far less time than a snapshot.
-        """
-        wanted = max(output.buffer(self.simulation.config) for output in self.results)
-        if not resources.room().processes:
-            return min(wanted // jax.process_count(), _GPU_BUFFER)
-        rest = available_memory()[0] - self._needed
-        return max(0, min(wanted, rest // 2)) // jax.process_count()
 
     @property
     def files(self) -> list[str]:
