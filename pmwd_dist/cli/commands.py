@@ -30,7 +30,6 @@ from pmwd_dist.run.settings import Settings, SettingsError, SimulationSettings, 
 from pmwd_dist.run.settings.section import duration
 from pmwd_dist.run.simulation.job import SimulationJob
 from pmwd_dist.run.simulation.planning import MOST_DEVICES, WIDEST, planning_lines
-from pmwd_dist.run.simulation.programs import compile_ahead
 
 app = typer.Typer(
     help="Particle-mesh simulations of the large-scale structure, on one core or many GPUs.",
@@ -357,7 +356,6 @@ def _checked_job(settings: Callable[[], Settings], folder: Path, **options: Any)
         if isinstance(found, SimulationSettings):
             if found.output.figures and distributed.is_main():
                 drawing.start()
-            compile_ahead(found)
         else:
             with suppress(OSError):  # standard output that can't be written is no reason to end a run
                 _say("memory: compiling a gradient ...")

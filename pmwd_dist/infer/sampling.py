@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,7 +36,7 @@ from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers.mclmc import IntegratorState, density_shift
 from pmwd_dist.infer.samplers.methods import Method, check_method, transition
 from pmwd_dist.infer.tuning import discretisation_bias
-from pmwd_dist.infer.tuning.loop import ChainTuning, TuningProgress, begin, check_share, tuning_block
+from pmwd_dist.infer.tuning.loop import ChainTuning, TuningProgress, begin, check_share
 from pmwd_dist.infer.tuning.schedule import Schedule
 from pmwd_dist.io.arrays import Arrays
 from pmwd_dist.parallel.distributed import from_main, raise_on_all_processes, to_host
@@ -139,18 +138,6 @@ def sample(
     with raise_on_all_processes():
         chain = folder.load()
     return _warned(chain, method, energy_variance)
-
-
-@on_auto_axes
-def lowered(posterior: Posterior, positions: Position, method: Method, tuning_steps: int, *how: int) -> list[Any]:
-    """Programs of tuning and of a chunk, for arrays on one device of the types of these; `how` is thin and chunk."""
-    key, place, nothing = jax.random.key(0), posterior.model.config.decomposition.replicated, cast("Any", None)
-    like = eqx.filter_eval_shape(begin, key, positions, posterior, None)
-    run: Any = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=place), like)
-    tuning = ChainTuning(key, run, posterior, Schedule(positions, tuning_steps, method), nothing, None, None)
-    block, advance = cast("Any", tuning_block), cast("Any", _advance)
-    arguments = tuning.block_arguments(tuning.schedule.begin())
-    return [block.lower(*arguments), advance.lower(key, run, posterior, method, *how, None)]
 
 
 @dataclass(frozen=True)

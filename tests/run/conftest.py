@@ -8,7 +8,7 @@ import pytest
 
 from pmwd_dist import infer
 from pmwd_dist.report import drawing
-from pmwd_dist.run.inference import job, plan, verdict
+from pmwd_dist.run.inference import plan, verdict
 from pmwd_dist.run.inference.memory import InferenceMemory
 
 
@@ -31,7 +31,6 @@ def no_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verdicts without checks of fit and prior (`test_predictive_checks`), which compile most of the forward models."""
     for name in ("check_fit", "check_prior"):
         monkeypatch.setattr(infer, name, lambda *_: {})
-    monkeypatch.setattr(job, "compile_ahead", lambda *_: None)
 
 
 @pytest.fixture

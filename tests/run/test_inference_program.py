@@ -52,5 +52,4 @@ def test_counts_with_a_selection_are_sampled_and_judged(
     assert all(np.ptp(chain.parameters[name]) > 0 for name in ("b1", "h"))
     compiled = [match[1] for text in caplog.messages if (match := re.match(r"Compiling (?:jit\()?(\w+)", text))]
     assert [compiled.count(name) for name in ("begin", "tuning_block", "_advance")] == [1, 2, 1]
-    # hmc is tuned by mclmc first. Others are lowered in another thread, which does not log.
-    assert not {"_predicted", "_compared"} & set(compiled)
+    # hmc is tuned by mclmc first.

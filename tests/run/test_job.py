@@ -388,7 +388,15 @@ def test_power_of_a_snapshot(finished: tuple[Path, Events], tmp_path: Path):
 def test_the_report_is_one_file_that_shows_all(finished: tuple[Path, Events]):
     text = check_page(finished[0] / "report.html", figures=3)
     assert "The run is finished: 4 steps, 2 outputs." in text and "Density at z = 1." in text
-    for part in ("sigma8 = 0.8159", "seed 0", "omega_m = 0.3075", "pmwd-dist", "peak memory", "time steps", "[box]"):
+    for part in (
+        "sigma8 = 0.8159",
+        "seed 0",
+        "omega_m = 0.3075",
+        "pmwd-dist",
+        "peak memory",
+        "initial conditions",
+        "[box]",
+    ):
         assert part in text, part
 
 

@@ -29,15 +29,11 @@ class Control:
 
     def raise_if_stopped(self, done: str, what: str = "step") -> None:
         """Raise Interrupted after a signal, or if the next step, block or chunk may end after the limit. Collective."""
-        self.raise_if_interrupted(done)
+        if number := self._stop.received():
+            raise Interrupted(f"interrupted {done}; go on with `pmwd-dist resume {self._folder}`", number)
         if self._limit is not None and self._time_is_over(self._limit, what):
             resume = f"pmwd-dist resume {self._folder} --time-limit {duration_text(self._limit)}"
             raise Interrupted(f"stopped {done}, by the time limit; go on with `{resume}`", 0)
-
-    def raise_if_interrupted(self, done: str) -> None:
-        """Raise Interrupted after a signal. Collective."""
-        if number := self._stop.received():
-            raise Interrupted(f"interrupted {done}; go on with `pmwd-dist resume {self._folder}`", number)
 
     def _time_is_over(self, limit: float, what: str) -> bool:
         """Whether a step as long as the longest so far may end after the limit. Called before each step. Collective."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections import Counter, defaultdict
 from contextlib import suppress
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +19,11 @@ from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.folder import CONFIG, LOG, REPORT, RUN
 from pmwd_dist.run.outputs.registry import KINDS
 
-_TUNING = "tuning"
-_STAGES = {
-    "tuning": _TUNING,
-    "initial": "initial conditions",
-    "step": "time steps",
-    "output": "outputs",
-    "checkpoint": "checkpoints",
-    "chunk": "draws, in chunks",
-}
 _TABLES = ("summary.csv", "prior.csv", "fit.csv")
+
+
+class _Profile(BaseModel, allow_inf_nan=False):
+    seconds: dict[str, float] = {}
 
 
 class _Run(BaseModel, allow_inf_nan=False):
@@ -47,6 +40,7 @@ class _Run(BaseModel, allow_inf_nan=False):
     ended: str = "not yet"
     machine: str = "unknown"
     peak_memory: float | None = None
+    profile: _Profile = _Profile()
 
 
 class _Event(BaseModel, allow_inf_nan=False):
@@ -54,11 +48,9 @@ class _Event(BaseModel, allow_inf_nan=False):
 
     event: str
     message: str = ""
-    what: str = ""
     step: int = 0
     steps: int = 0
     share: float = 0
-    seconds: float | None = None
 
 
 def write_report(folder: Path) -> Path:
@@ -86,7 +78,7 @@ def write_report(folder: Path) -> Path:
             *(tuple(map(str.strip, (line[:12], line[12:]))) for line in run.lines),
             ("cosmological parameters", ", ".join(f"{n} = {x}" for n, x in run.settings.get("cosmology", {}).items())),
         ],
-        timing=_timing(events),
+        timing=[(name, f"{seconds:.1f} s") for name, seconds in run.profile.seconds.items()],
         provenance=[
             ("started", run.started),
             ("ended", run.ended),
@@ -159,17 +151,7 @@ def _progress(events: list[_Event]) -> str:
             return f"after step {event.step} of {event.steps}"
         if event.event == "tuning":
             return f"{event.share:.0%} through its tuning"
-        if _stage(event) == _TUNING:
-            return "after its tuning"
     return "before its first step"
-
-
-def _stage(event: _Event) -> str:
-    """Stage whose time an event tells; empty for none."""
-    if event.event == "end":
-        return "in all, with compilation"
-    what = event.what.partition(":")[0]
-    return _TUNING if what.startswith("tuned in") else _STAGES.get(event.event, what)
 
 
 def _table(path: Path) -> tuple[list[str], list[tuple[str, list[str]]]]:
@@ -181,16 +163,3 @@ def _table(path: Path) -> tuple[list[str], list[tuple[str, list[str]]]]:
 
 def _number(text: str) -> str:
     return "" if text == "nan" else f"{float(text):.4g}"
-
-
-def _timing(events: list[_Event]) -> list[tuple[str, int, float]]:
-    """Name, number and seconds of the stages of a run and of its resumptions."""
-    counts, seconds = Counter[str](), defaultdict[str, float](float)
-    for event, after in zip_longest(events, events[1:]):
-        name = _stage(event)
-        # The seconds of a tuning are those since its start: the last line in a row counts.
-        last = name != _TUNING or after is None or _stage(after) != _TUNING
-        if name and event.seconds is not None and last:
-            counts[name] += 1
-            seconds[name] += event.seconds
-    return [(name, count, seconds[name]) for name, count in counts.items()]

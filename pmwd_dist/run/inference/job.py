@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.profile import part
 from pmwd_dist.infer.chain.folder import chain_files, load_chain
-from pmwd_dist.infer.sampling import lowered
 from pmwd_dist.io.arrays import ArrayFileError, Arrays
 from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes
-from pmwd_dist.run.common import manifest, resources
+from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.control import Control
 from pmwd_dist.run.common.folder import Log, StartError, start_errors
 from pmwd_dist.run.common.job import Job
 from pmwd_dist.run.inference.inputs import data_of, key_of, starts_of
-from pmwd_dist.run.inference.memory import RUNTIME, arguments_like
-from pmwd_dist.run.inference.plan import START, InferencePlan
-from pmwd_dist.run.inference.predictive import compile_ahead
+from pmwd_dist.run.inference.plan import InferencePlan
 from pmwd_dist.run.inference.verdict import make_verdict, redraw_chains
 from pmwd_dist.run.settings.section import duration_text
 
@@ -54,55 +47,20 @@ def run(plan: InferencePlan, log: Log, control: Control) -> None:
     seconds and a block of the tuning.
     """
     try:
-        chains = _compile_chains(plan)
         data = data_of(plan, log)
         posterior = condition_on(plan, data, log)
-        watch = _Watch(plan, log, control, partial(_compile_verdict, plan, posterior, data))
+        watch = _Watch(plan, log, control)
         starts = starts_of(plan, posterior, log)
         log.begin("chains: compiling")
-        with part("waiting for compilation"):
-            while wait(chains, 1.0).not_done:
-                control.raise_if_interrupted("before the tuning")
         with part("chains"):
             _sample(plan, posterior, starts, watch)
         log.begin("verdict")
-        with part("waiting for compilation"):
-            wait(watch.ahead)
         with start_errors():
             chain = load_chain(plan.folder)
         verdict = make_verdict(plan, posterior, chain, data, log)
         log("verdict", "\n".join([*verdict.table, f"wrote {', '.join(verdict.files)}"]), **verdict._asdict())
     except ArrayFileError as error:
         raise StartError(str(error)) from error
-
-
-def _compile_chains(plan: InferencePlan) -> list[Future[Any]]:
-    """Compile programs of the chains beside mock and starts, if these are still to be made, on one device.
-
-    None where memory would not do for several programs that are compiled at once.
-    """
-    begun, room = (plan.folder / START).exists(), resources.room()
-    if plan.simulation.config.decomposition.mesh.size > 1 or begun or plan.expected_memory + RUNTIME > room.free:
-        return []
-    sampler, pool = plan.settings.sampler, ThreadPoolExecutor()
-    positions, posterior = arguments_like(plan.model, sampler.chains, None)
-    how = sampler.method, sampler.tuning_steps, sampler.thin, sampler.chunk
-    chains = [pool.submit(program.compile) for program in lowered(posterior, positions, *how)]
-    pool.shutdown(wait=False)  # an interrupted run does not wait
-    return chains
-
-
-def _compile_verdict(plan: InferencePlan, posterior: infer.Posterior, data: Arrays) -> Future[None]:
-    """Compile programs of the verdict beside the chains, if their arguments fit into memory beside these, too."""
-    chains = plan.memory.peak if resources.device_limit() is not None else 0  # free memory of the host is without them
-    need = resources.room().needed(chains + plan.memory.verdict, plan.simulation.config, RUNTIME)
-    if jax.process_count() > 1 or need > resources.room().free:
-        (done := Future[None]()).set_result(None)
-        return done
-    pool = ThreadPoolExecutor(1)
-    ahead = pool.submit(compile_ahead, posterior, data, plan.chunks, plan.settings.sampler.chains)
-    pool.shutdown(wait=False)  # an interrupted run does not wait
-    return ahead
 
 
 def condition_on(plan: InferencePlan, data: Arrays, log: Log) -> infer.Posterior:
@@ -117,22 +75,16 @@ def condition_on(plan: InferencePlan, data: Arrays, log: Log) -> infer.Posterior
 
 
 class _Watch:
-    """Logs tuning and chunks, and stops the run after a block or a chunk on request.
+    """Logs tuning and chunks, and stops the run after a block or a chunk on request."""
 
-    What `compile_verdict` compiles beside the chains is `ahead`: tuning and its compilation need all cores.
-    """
-
-    def __init__(self, plan: InferencePlan, log: Log, control: Control, compile_verdict: Callable[[], Future[None]]):
+    def __init__(self, plan: InferencePlan, log: Log, control: Control):
         self._plan, self._log, self._control = plan, log, control
-        self._compile_verdict, self.ahead = compile_verdict, list[Future[None]]()
         self._compiled = 0.0
         self._before, self._shown = time.perf_counter(), -_BETWEEN_LINES
         with start_errors():
             self._draws = _earlier(plan.folder)
 
     def __call__(self, progress: infer.Progress) -> None:
-        if not self.ahead:
-            self.ahead.append(self._compile_verdict())
         now, sampler = time.perf_counter(), self._plan.settings.sampler
         seconds, self._before = now - self._before, now
         total = self._control.profile.compilation

@@ -1,6 +1,5 @@
 """Posterior predictions, with and without noise, compared with the data and the truth of a mock."""
 
-# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from pmwd_dist import infer
 from pmwd_dist._jax.program import filter_jit, jit
-from pmwd_dist.infer import predictive_checks
 from pmwd_dist.infer.likelihoods import shown
 from pmwd_dist.io.arrays import Arrays
 from pmwd_dist.observe.angular_power import AngularPower, angular_power
@@ -55,37 +53,10 @@ def some_draws(chain: infer.Chain) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     assert chain.noise is not None
     chunks, chains = chain.noise.shape[:2]
     length = chain.logdensity.shape[1] // chunks
-    count = _chunks_seen(chunks, chains)
+    count = min(chunks, max(1, MOST_FIELDS // chains))
     picked = [(i, j) for i in np.unique(np.linspace(chunks - 1, 0, count).round().astype(int)) for j in range(chains)]
     noise = np.stack([chain.noise[i, j] for i, j in picked])
     return noise, {n: np.array([x[j, (i + 1) * length - 1] for i, j in picked]) for n, x in chain.parameters.items()}
-
-
-def _chunks_seen(chunks: int, chains: int) -> int:
-    return min(chunks, max(1, MOST_FIELDS // chains))
-
-
-def compile_ahead(posterior: infer.Posterior, data: Arrays, chunks: int, chains: int) -> None:
-    """Compile the programs of `compare` for chains that are not sampled yet."""
-    count, dtype = _chunks_seen(chunks, chains) * chains, np.dtype(jnp.result_type(float))
-    noise = np.broadcast_to(np.zeros((), dtype), (count, *posterior.model.config.particle_shape))
-    numbers = {name: np.zeros(count, dtype) for name in posterior.model.priors}
-    arguments = _arguments(posterior, data, noise, numbers, jax.random.key(0))
-    prior = jax.random.split(jax.random.key(0), predictive_checks.PRIOR_DRAWS)
-    programs: list[Any] = [(_predicted, *arguments), (predictive_checks._predicted, *arguments[:2], prior)]
-    programs.append((predictive_checks._compared, *arguments[:2], arguments[3]))
-    for program, *given in programs:
-        program.lower(*given).compile()
-
-
-def _arguments(posterior: infer.Posterior, data: Arrays, noise: np.ndarray, numbers: Any, key: Array) -> Any:
-    """Arguments of `_predicted`: the true white noise is None where it is not known on the mesh."""
-    config, truth = posterior.model.config, None
-    if "noise" in data and config.mesh_shape == config.particle_shape:
-        truth = to_devices(data["noise"], config.decomposition.sharding)
-    fields = NamedSharding(config.decomposition.mesh, PartitionSpec(None, *config.decomposition.spec))
-    draws = jax.random.split(key, len(noise)), to_devices(noise, fields), jax.tree.map(jnp.asarray, numbers)
-    return posterior.model, posterior.data, truth, draws, observed_plane(posterior)
 
 
 def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: Array) -> Comparison:
@@ -95,12 +66,16 @@ def compare(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, key: A
     compare with the spectrum of the data. Correlations use predictions without noise. Maps have angular spectra.
     """
     noise, numbers = some_draws(chain)
-    arguments = _arguments(posterior, data, noise, numbers, key)
-    phases, of_data = to_host(_predicted(*arguments))
-    *_, (_, fields, given), plane = arguments
+    config, plane, truth = posterior.model.config, observed_plane(posterior), None
+    if "noise" in data and config.mesh_shape == config.particle_shape:  # else it is not known on the mesh
+        truth = to_devices(data["noise"], config.decomposition.sharding)
+    sharding = NamedSharding(config.decomposition.mesh, PartitionSpec(None, *config.decomposition.spec))
+    fields, given = to_devices(noise, sharding), jax.tree.map(jnp.asarray, numbers)
+    draws = jax.random.split(key, len(noise)), fields, given
+    phases, of_data = to_host(_predicted(posterior.model, posterior.data, truth, draws, plane))
     k, panels, images = np.zeros(0), Panels(), Images()
     ell, angular = np.zeros(0), Panels()
-    if posterior.data.shape != posterior.model.config.mesh_shape:
+    if posterior.data.shape != config.mesh_shape:
         means, maps = of_data
         images = _maps(posterior, data, means)
         ell, angular = _angular(posterior, data["data"], maps)

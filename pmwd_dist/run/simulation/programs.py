@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -16,12 +15,10 @@ import numpy as np
 from jax.stages import Lowered
 
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology import growth, linear_power
 from pmwd_dist.cosmology.growth import growth_table_to
-from pmwd_dist.cosmology.parameters import Cosmology, parameters
+from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe import power
 from pmwd_dist.observe.lensing import LightCone
-from pmwd_dist.pm import time_steps
 from pmwd_dist.pm.modes import power_nodes
 from pmwd_dist.pm.noise import NoiseKind
 from pmwd_dist.pm.particles import ExactParticles
@@ -32,44 +29,7 @@ from pmwd_dist.pm.stepping import host
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.outputs import light_cone
 from pmwd_dist.run.outputs.base import Output
-from pmwd_dist.run.settings import SimulationSettings, SimulationSetup
-from pmwd_dist.run.settings.physics import config_of, correction_of, cosmology_of, kind_of
-from pmwd_dist.run.simulation.halo_width import is_automatic
-
-
-def compile_ahead(settings: SimulationSettings) -> None:
-    """Compile the first programs of a run beside each other: XLA compiles outside of Python's lock.
-
-    Errors are left to those who compile the programs next: settings with problems, or too little memory.
-    """
-    with suppress(ValueError), ThreadPoolExecutor() as pool:
-        for device in jax.local_devices():
-            pool.submit(jax.device_put, 0.0, device)  # GPUs reserve their memory, for seconds, at the first array
-        config, room = config_of(settings), resources.room()
-        if jax.process_count() == 1 and room.needed(least_memory(config), config) <= room.total:
-            for program in _first_programs(settings, config):
-                pool.submit(program.compile)  # while the next one is traced
-
-
-def _first_programs(settings: SimulationSettings, config: Config) -> Generator[Lowered]:
-    """The programs, those first that take longest to compile."""
-    cosmo = cosmology_of(settings)
-    own, table = jax.eval_shape(lambda: parameters(cosmo)), table_like(config, cosmo)
-    yield growth._tabulate.lower(own, order=table.order)
-    noise, cosmology, kind = settings.noise, settings.cosmology, kind_of(settings)
-    if settings.start.snapshot is None:
-        yield lowered_initial(config, table, kind, of_file=noise.file is not None, f_nl=cosmology.f_nl != 0)
-    spectrum = lowered_power(config)
-    yield spectrum
-    for shape in (power_nodes(config).shape, spectrum.out_info.k.shape) if cosmology.table is None else ():
-        k = jax.ShapeDtypeStruct(shape, vectors_like(config).dtype)
-        yield linear_power._normalised_to_sigma8.lower(k, own, _like(table).response, transfer=cosmology.linear_power)
-    knots = time_steps.knots_of(config, settings.scale_factors)
-    yield time_steps._times.lower(table, tuple(knots), tuple(time_steps.shares_of(knots, config.steps)))
-    count = sum(time_steps.shares_of(knots, config.steps)) + 1
-    if settings.observe.light_cone is None and not is_automatic(config):
-        factor = correction_of(settings, config)
-        yield lowered_step(config, table, settings.time.solver, count, None, factor)
+from pmwd_dist.run.settings import SimulationSetup
 
 
 def lowered_initial(config: Config, table: Any, kind: NoiseKind, *, of_file: bool, f_nl: bool) -> Lowered:
@@ -117,15 +77,19 @@ def run_memory(
 ) -> dict[str, int]:
     """Memory of each device by stage of a run on the current devices [bytes], by XLA's plans of its programs.
 
-    `config` has the expected halo.
+    They are compiled beside each other, outside of Python's lock. `config` has the expected halo.
     """
     table, cone = table_like(config, simulation.cosmo), simulation.light_cone
     of_file, f_nl = simulation.field is not None, simulation.f_nl is not None
-    step = lowered_step(config, table, simulation.solver, len(times), cone, simulation.potential_factor)
-    stages = {"a step": resources.planned(step.compile()), "P(k)": power_memory(config)}
-    if simulation.start is None:
-        initial = lowered_initial(simulation.config, table, simulation.kind, of_file=of_file, f_nl=f_nl)
-        stages["the initial conditions"] = resources.planned(initial.compile())
+    with ThreadPoolExecutor() as pool:
+        programs: dict[str, Future[Any]] = {}
+        if simulation.start is None:
+            initial = lowered_initial(simulation.config, table, simulation.kind, of_file=of_file, f_nl=f_nl)
+            programs["the initial conditions"] = pool.submit(initial.compile)
+        step = lowered_step(config, table, simulation.solver, len(times), cone, simulation.potential_factor)
+        programs["a step"] = pool.submit(step.compile)
+        stages = {"P(k)": power_memory(config)}
+    stages |= {stage: resources.planned(program.result()) for stage, program in programs.items()}
     return stages | {output.stage: memory for output in outputs if (memory := output.memory(config))}
 
 
