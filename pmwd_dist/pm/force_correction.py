@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from pmwd_dist._checks import check_number
@@ -18,6 +20,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import atomic_write, read_text
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
+from pmwd_dist.cosmology.parameters import Cosmology
 
 # Centres of the splines, in k over the particles' Nyquist frequency and in sigma8. The first one in k makes f ~ k^3.
 _WAVES = 0.2 * np.arange(2, 11)
@@ -28,6 +31,7 @@ _NUMBERS: dict[str, tuple[float, float, tuple[int, ...], str]] = {
     "cells": (1e-3, 1e3, (), ""),
     "steps": (1, 1e6, (2,), ""),
     "error": (0, 1e6, (2,), "%"),
+    "start": (1e-4, 3, (2,), ""),
     "coefficients": (-1e6, 1e6, (len(_WAVES), len(_AMPLITUDES)), ""),
 }
 _LARGEST = 1_000_000  # bytes of a file
@@ -48,6 +52,8 @@ class ForceCorrection(eqx.Module):
       cells: mesh cells a particle along each axis; None: any.
       steps: smallest and largest number of steps that were tested; None: any.
       error: error of P(k) at z = 0 [per cent] up to k_Ny / 4 and up to k_Ny / 2 that was found; None: unknown.
+      start: latest scale factor of the start, and least order of its LPT; None: any.
+      cosmologies: smallest and largest value of parameters in the training, by name: Omega_m, sigma8, w0.
 
     Raises:
       ValueError: a number is out of its range, or the coefficients have another shape or are not finite.
@@ -62,6 +68,8 @@ class ForceCorrection(eqx.Module):
     cells: float | None = eqx.field(static=True)
     steps: tuple[int, int] | None = eqx.field(static=True)
     error: tuple[float, float] | None = eqx.field(static=True)
+    start: tuple[float, int] | None = eqx.field(static=True)
+    cosmologies: tuple[tuple[str, float, float], ...] = eqx.field(static=True)
 
     def __init__(
         self,
@@ -71,8 +79,10 @@ class ForceCorrection(eqx.Module):
         cells: float | None = None,
         steps: tuple[int, int] | None = None,
         error: tuple[float, float] | None = None,
+        start: tuple[float, int] | None = None,
+        cosmologies: Mapping[str, Sequence[float]] | None = None,
     ):
-        values = {"cells": cells, "steps": steps, "error": error, "coefficients": coefficients}
+        values = {"cells": cells, "steps": steps, "error": error, "start": start, "coefficients": coefficients}
         values = {"spacing": spacing} | {name: value for name, value in values.items() if value is not None}
         for name, value in values.items():
             low, high, shape, unit = _NUMBERS[name]
@@ -82,15 +92,24 @@ class ForceCorrection(eqx.Module):
         self.spacing, self.cells = float(spacing), cells
         self.steps = None if steps is None else (steps[0], steps[1])
         self.error = None if error is None else (error[0], error[1])
+        self.start = None if start is None else (start[0], start[1])
+        self.cosmologies = tuple((name, low, high) for name, (low, high) in sorted((cosmologies or {}).items()))
         zeros = np.zeros(_NUMBERS["coefficients"][2])
         self.coefficients = jnp.asarray(zeros if coefficients is None else coefficients, float)
 
     @classmethod
-    def auto(cls, config: Config) -> ForceCorrection:
+    def auto(cls, config: Config, cosmo: Cosmology | None = None) -> ForceCorrection:
         """The correction of this package for a simulation.
 
+        Args:
+          config: the simulation.
+          cosmo: its cosmology, to compare with those of the training.
+
         Raises:
-          ValueError: none was trained for such particles, mesh or steps; the message has the nearest one.
+          ValueError: none was trained for such particles, mesh, steps or start; the message has the nearest one.
+
+        Warns:
+          UserWarning: a parameter of the cosmology is outside of the training.
         """
         trained = [cls.load(path) for path in sorted(_TRAINED.glob("*.json"))]
         nearest = min(trained, key=lambda correction: correction._distance(config))
@@ -98,6 +117,8 @@ class ForceCorrection(eqx.Module):
             constraint = f"none was trained for {_described(config)}; the nearest one is for {nearest._range()}"
             raise ArgumentError("correction", "auto", constraint, "change the simulation, or train one")
         nearest.check(config)
+        for text in nearest.warnings(cosmo):
+            warnings.warn(text, stacklevel=2)
         return nearest
 
     def __call__(self, k: Float[Array, " n"], sigma8: Float[Array, ""]) -> Float[Array, " n"]:
@@ -119,24 +140,39 @@ class ForceCorrection(eqx.Module):
         if config.gradient != "finite-difference" or config.compensated:
             raise ArgumentError("correction", self, "is for finite differences without compensation", show_value=False)
 
+    def warnings(self, cosmo: Cosmology | None) -> list[str]:
+        """Parameters of a cosmology, of known value, that are outside of the training."""
+        if cosmo is None or isinstance(cosmo.sigma8, Tracer):
+            return []
+        values = {"Omega_m": cosmo.Omega_c + cosmo.Omega_b, "sigma8": cosmo.sigma8, "w0": cosmo.w0}
+        return [
+            f"{name} = {value:.3g} is outside of {low:g} to {high:g}, the training of the correction of the force"
+            for name, low, high in self.cosmologies
+            if not low <= (value := float(np.asarray(values[name]))) <= high
+        ]
+
     def _distance(self, config: Config) -> float:
         """Logarithmic distance from the range of the training."""
         low, high = self.steps or (config.steps, config.steps)
+        a, order = self.start or (config.a_start, config.lpt_order)
         of_axes = [
             max(abs(math.log(spacing / self.spacing)) - math.log(1.1), 0)
             + max(abs(math.log(cells / (self.cells or cells))) - 0.01, 0)
             for spacing, cells in _of_axes(config)
         ]
-        return max(of_axes) + max(math.log(low / config.steps), math.log(config.steps / high), 0)
+        of_start = max(math.log(config.a_start / a) - 0.01, 0) + 0.1 * max(order - config.lpt_order, 0)
+        return max(of_axes) + max(math.log(low / config.steps), math.log(config.steps / high), 0) + of_start
 
     def _range(self) -> str:
         """Description for messages."""
         steps = "" if self.steps is None else ", {} to {} steps".format(*self.steps)
-        return _apart(self.spacing, self.cells) + steps
+        start = "" if self.start is None else ", {1}LPT until a = {0:g}".format(*self.start)
+        return _apart(self.spacing, self.cells) + steps + start
 
     def save(self, path: str | Path, **provenance: Any) -> None:
         """Write a JSON file, with values that JSON holds as its provenance."""
-        content = {"spacing": self.spacing, "cells": self.cells, "steps": self.steps, "error": self.error}
+        content = {name: getattr(self, name) for name in ("spacing", "cells", "steps", "error", "start")}
+        content["cosmologies"] = {name: ends for name, *ends in self.cosmologies}
         content |= {"coefficients": np.asarray(self.coefficients, float).tolist(), "provenance": provenance}
         with atomic_write(Path(path)) as aside:
             aside.write_text(json.dumps(content) + "\n", encoding="utf-8")
@@ -152,8 +188,9 @@ class ForceCorrection(eqx.Module):
         try:
             content = json.loads(read_text(Path(path), _LARGEST))
             options = {name: content[name] for name in ("cells", "steps", "error")}
+            options |= {name: content.get(name) for name in ("start", "cosmologies")}
             return cls(content["spacing"], content["coefficients"], **options)
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass
         raise ArgumentError("correction", str(path), "is not a file of ForceCorrection.save")
 
@@ -166,7 +203,8 @@ def _of_axes(config: Config) -> list[tuple[float, float]]:
 
 def _described(config: Config) -> str:
     """Description for messages, by the axis of the largest distance."""
-    return f"{_apart(*max(_of_axes(config)))}, {config.steps} steps"
+    start = f"{config.lpt_order}LPT until a = {config.a_start:g}"
+    return f"{_apart(*max(_of_axes(config)))}, {config.steps} steps, {start}"
 
 
 def _apart(spacing: float, cells: float | None) -> str:

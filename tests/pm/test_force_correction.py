@@ -47,8 +47,12 @@ def test_the_correction_is_the_spline_of_its_formula() -> None:
 
 def test_a_file_holds_every_bit_and_others_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "force.json"
-    values: Any = {"cells": 2, "steps": (10, 40), "error": (0.5, 1.5)}
-    pmd.ForceCorrection(SPACING, correction().coefficients, **values).save(path, seeds=[1, 2], loss=0.1)
+    values: Any = {"cells": 2, "steps": (10, 40), "error": (0.5, 1.5), "start": (0.1, 3)}
+    values["cosmologies"] = (("sigma8", 0.7, 0.9), ("w0", -1.1, -0.9))
+    cosmologies = {name: ends for name, *ends in values["cosmologies"]}
+    pmd.ForceCorrection(SPACING, correction().coefficients, **(values | {"cosmologies": cosmologies})).save(
+        path, seeds=[1, 2], loss=0.1
+    )
     again = pmd.ForceCorrection.load(path)
     assert (again.spacing, {name: getattr(again, name) for name in values}) == (SPACING, values)
     np.testing.assert_array_equal(again.coefficients, correction().coefficients)
@@ -69,6 +73,9 @@ def test_a_file_holds_every_bit_and_others_are_refused(tmp_path: Path) -> None:
         {"error": {}},
         {"error": [True, 1]},
         {"error": 0.5},
+        {"start": [0.1]},
+        {"cosmologies": {"sigma8": [1]}},
+        {"cosmologies": [1]},
         {"spacing": None},
     ):
         path.write_text(json.dumps(content | change))
@@ -81,10 +88,10 @@ def test_a_file_holds_every_bit_and_others_are_refused(tmp_path: Path) -> None:
         pmd.ForceCorrection(SPACING, [1.0, 2.0])
 
 
-@pytest.mark.parametrize(("spacing", "cells"), [(2, 1), (2, 2), (4, 1), (4, 2)])
+@pytest.mark.parametrize(("spacing", "cells"), [(2, 2), (4, 1), (4, 2)])
 def test_the_package_has_corrections(spacing: float, cells: int) -> None:
     def config(spacing: float = spacing, **options: Any) -> pmd.Config:
-        return pmd.Config(8.0 * spacing, 8 * cells, 8, **({"steps": 20} | options))
+        return pmd.Config(8.0 * spacing, 8 * cells, 8, **({"steps": 20, "lpt_order": 3} | options))
 
     found = pmd.ForceCorrection.auto(config(1.09 * spacing))
     assert (found.spacing, found.cells) == (spacing, cells)
@@ -93,12 +100,14 @@ def test_the_package_has_corrections(spacing: float, cells: int) -> None:
     for sigma8 in (0.1, 0.5, 1.0):
         assert (jnp.abs(jnp.log(found(k, jnp.asarray(sigma8)))) < 2).all()
     near = f"the nearest one is for particles {spacing} Mpc/h apart, {cells} cells? a particle"
-    for other in (config(1.2 * spacing), config(steps=45)):
+    for other in (config(1.2 * spacing), config(steps=45), config(a_start=0.2), config(lpt_order=1)):
         with pytest.raises(ValueError, match=near):
             pmd.ForceCorrection.auto(other)
+    with pytest.warns(UserWarning, match=r"sigma8 = 1.2 is outside of .* to .*, the training"):
+        pmd.ForceCorrection.auto(config(), problems.cosmology(sigma8=1.2))
     with pytest.raises(ValueError, match="is for finite differences"):
         pmd.ForceCorrection.auto(config(gradient="spectral"))
-    flat = pmd.Config((8.0 * spacing, 8.0 * spacing, 4.0 * spacing), 8 * cells, 8, steps=20)
+    flat = pmd.Config((8.0 * spacing, 8.0 * spacing, 4.0 * spacing), 8 * cells, 8, steps=20, lpt_order=3)
     with pytest.raises(ValueError, match="none was trained"):
         pmd.ForceCorrection.auto(flat)
 

@@ -152,7 +152,7 @@ ODD = {
         None,
         ['priors.h={ kind = "normal", mean = 0.9, sd = 0.1 }'],
     ),
-    r"priors.sigma8: at 1.01, .* sigma8 = 1.01 is outside of 0.653 to 0.98, the training of force.correction": (
+    r"priors.sigma8: at 1.01, .* sigma8 = 1.01 is outside of 0.653 to 0.98, the training of": (
         None,
         [
             "model.gravity=nbody",

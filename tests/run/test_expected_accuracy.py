@@ -19,8 +19,6 @@ from pmwd_dist.pm.solvers import FORMULAS, INTEGRATORS
 from pmwd_dist.pm.solvers.diffrax_solvers import SOLVERS
 from pmwd_dist.pm.time_steps import step_times
 from pmwd_dist.run.settings import SettingsError, SimulationSetup
-from pmwd_dist.run.settings.physics import training_warnings
-from pmwd_dist.run.settings.simulation_sections import Force
 from pmwd_dist.run.simulation.accuracy import (
     accuracy_line,
     convergence_warning,
@@ -83,10 +81,10 @@ def test_a_correction_has_its_own_error_and_cosmologies() -> None:
     simulation, times = simulate()
     corrected = replace(simulation, potential_factor=pmd.ForceCorrection(4.0, error=(0.7, 1.21)))
     assert "about 0.7 % to k = 0.2 and 2 % to k = 0.39 h/Mpc" in accuracy_line(corrected, times)
-    assert training_warnings(Force(correction="auto"), simulation.cosmo) == []
-    (text,) = training_warnings(Force(correction="auto"), problems.cosmology(sigma8=1.0))
-    assert text == "sigma8 = 1 is outside of 0.653 to 0.98, the training of force.correction"
-    assert training_warnings(Force(correction=__file__), problems.cosmology(sigma8=1.0)) == []
+    trained = replace(simulation, potential_factor=pmd.ForceCorrection(4.0, cosmologies={"sigma8": (0.6, 0.9)}))
+    assert trained.training_warnings(problems.cosmology(sigma8=0.8)) == []
+    (text,) = trained.training_warnings(problems.cosmology(sigma8=1.0))
+    assert text == "sigma8 = 1 is outside of 0.6 to 0.9, the training of the correction of the force"
     assert expected_error(replace(corrected, potential_factor=pmd.ForceCorrection(4.0)), times) is None
     late = replace(corrected, config=replace(simulation.config, a_start=0.2, lpt_order=1))
     error, uncorrected = expected_error(late, times), expected_error(replace(late, potential_factor=None), times)

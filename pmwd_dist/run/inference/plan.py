@@ -36,7 +36,7 @@ from pmwd_dist.run.inference.memory import RUNTIME, InferenceMemory, inference_m
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSetup, build
 from pmwd_dist.run.settings.inference import CHAINS
 from pmwd_dist.run.settings.inference_sections import LikelihoodSection
-from pmwd_dist.run.settings.physics import cosmology_warnings, training_warnings
+from pmwd_dist.run.settings.physics import cosmology_warnings
 from pmwd_dist.run.settings.writing import toml_value
 from pmwd_dist.run.simulation.accuracy import convergence_warning, resolution_line
 from pmwd_dist.run.simulation.halo_width import MARGIN, halo_width, largest_displacement
@@ -249,7 +249,7 @@ def _of_priors(plan: InferencePlan) -> list[str]:
     warnings = list[str]()
 
     def untabulated(cosmo: Parameters) -> list[str]:
-        return plan.simulation.transfer_warnings(cosmo) + training_warnings(plan.settings.force, cosmo)
+        return plan.simulation.transfer_warnings(cosmo) + plan.simulation.training_warnings(cosmo)
 
     for name, section in plan.settings.priors.given.items():
         prior, key = section.build(), NAMES[name]

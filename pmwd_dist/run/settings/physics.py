@@ -29,12 +29,11 @@ from pmwd_dist.run.outputs.light_cone import LightCone
 from pmwd_dist.run.settings.reading import SettingsError
 from pmwd_dist.run.settings.setup import SimulationSetup, Table, power_at
 from pmwd_dist.run.settings.simulation import Settings, SimulationSettings
-from pmwd_dist.run.settings.simulation_sections import Box, Force
+from pmwd_dist.run.settings.simulation_sections import Box
 from pmwd_dist.run.settings.simulation_sections import Cosmology as CosmologySettings
 from pmwd_dist.run.settings.table import read_table
 from pmwd_dist.run.settings.writing import argument_problem, toml_value
 
-_TRAINED = {"Omega_m": (0.247, 0.371), "sigma8": (0.653, 0.98)}  # benchmarks/train_force.py
 _SIZES = (5.0, 2e4)  # usual sides of a box [Mpc/h]
 _LEAST = {"omega_m": 0.17, "omega_b": 0.03}  # between Omega h^2 and Omega of Planck
 
@@ -59,7 +58,7 @@ def cosmology_warnings(settings: Settings, simulation: SimulationSetup) -> list[
     warnings += amplitude_warnings(settings.cosmology, simulation)
     if simulation.f_nl is not None:
         warnings += simulation.tilt_warnings()
-    return warnings + [f"[cosmology]: {text}" for text in training_warnings(settings.force, simulation.cosmo)]
+    return warnings + [f"[cosmology]: {text}" for text in simulation.training_warnings(simulation.cosmo)]
 
 
 def unit_warnings(settings: Settings) -> list[str]:
@@ -75,16 +74,6 @@ def unit_warnings(settings: Settings) -> list[str]:
             text = f"is low for a density per critical density; Omega h^2 = {value:g} would be {value / by_h:.3g}"
             warnings.append(f"cosmology.{name} = {value:g}: {text}")
     return warnings
-
-
-def training_warnings(force: Force, cosmo: Cosmology) -> list[str]:
-    """Warnings about a cosmology outside of the training of this package's corrections of the force."""
-    values = {"Omega_m": cosmo.Omega_c + cosmo.Omega_b, "sigma8": cosmo.sigma8} if force.correction == "auto" else {}
-    return [
-        f"{name} = {value:.3g} is outside of {low:g} to {high:g}, the training of force.correction"
-        for name, (low, high) in _TRAINED.items()
-        if name in values and not low <= (value := float(np.asarray(values[name]))) <= high
-    ]
 
 
 def amplitude_warnings(values: CosmologySettings, simulation: SimulationSetup) -> list[str]:

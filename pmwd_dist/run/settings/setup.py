@@ -109,6 +109,10 @@ class SimulationSetup:
         """Warnings about parameters of a cosmology that the transfer function was not compared for."""
         return transfer_warnings(self.power, cosmo) if isinstance(self.power, str) else []
 
+    def training_warnings(self, cosmo: Cosmology) -> list[str]:
+        """Warnings about parameters of a cosmology that are outside of the training of the correction of the force."""
+        return [] if self.potential_factor is None else self.potential_factor.warnings(cosmo)
+
     def tilt_warnings(self) -> list[str]:
         """Warning about a table with another tilt than P(k) of the cosmology, which f_nl takes for transfer."""
         if self.table is None:

@@ -38,8 +38,9 @@ def expected_error(simulation: SimulationSetup, times: Sequence[float]) -> tuple
     error = _measured(config, integrator.errors, steps)
     if not integrator.exact_growth:
         error = error + abs(growth_change(simulation, times))
-    if correction is not None:  # trained with the default start and solver
-        trained = _measured(replace(config, a_start=0.1, lpt_order=2), "bullfrog", steps)
+    if correction is not None:
+        a, order = correction.start or (0.1, 3)
+        trained = _measured(replace(config, a_start=a, lpt_order=order), "bullfrog", steps)
         error = np.asarray(correction.error) + np.maximum(error - trained, 0)
     return float(error[0]), float(error[1])
 
