@@ -76,7 +76,7 @@ def main() -> None:
     options = parser.parse_args()
     n, box, one = options.particles, options.particles * options.spacing, pmd.Decomposition((1, 1), jax.devices()[:1])
     mesh = options.cells * n
-    config = pmd.Config(box, mesh, n, steps=options.steps, decomposition=one)
+    config = pmd.Config(box, mesh, n, steps=options.steps, lpt_order=3, decomposition=one)
     fine = pmd.Config(box, 4 * n, 2 * n, steps=40, a_start=0.05, lpt_order=3, decomposition=one)
     sigma = (options.density * (box / mesh) ** 3) ** -0.5
     corrections = {"without": None, "with": pmd.ForceCorrection.auto(config)}

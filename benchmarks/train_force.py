@@ -404,7 +404,12 @@ def largest_error(found: dict[str, np.ndarray]) -> tuple[float, float]:
 def train_and_judge(cells: int, steps: int, made: Sequence[Judge], tests: dict[str, Any], options: Any) -> None:
     """Train a correction with so many cells a particle and steps, write it, and print its tables."""
     config, truths = configure(options, cells, steps), [one.truth for one in made[: options.train]]
-    start = pmd.ForceCorrection(options.spacing, cells=cells, steps=(steps, steps))
+    used = cosmologies(options.train + options.judge, options.spread)
+    values = {"Omega_m": [c.Omega_c + c.Omega_b for c in used]}
+    values |= {name: [getattr(c, name) for c in used] for name in ("sigma8", "w0")}
+    ranges = {name: (float(min(x)), float(max(x))) for name, x in values.items()}
+    of_training = {"start": (config.a_start, config.lpt_order), "cosmologies": ranges}
+    start = pmd.ForceCorrection(options.spacing, cells=cells, steps=(steps, steps), **of_training)
     weights = options.decorrelation, options.halos, options.share, options.turn
     correction, history = train(start, truths, config, weights, options)
     losses = [float(np.mean(x)) for x in (history[: options.train], history[-options.train :])]
