@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar, get_args
 
 import jax
 import numpy as np
 
-from pmwd_dist._checks import check_flag
+from pmwd_dist._checks import check_flag, check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, as_decomposition, default_decomposition
 from pmwd_dist.parallel.defaults import update
@@ -80,10 +81,9 @@ class Config:
         compensated: bool = False,
     ):
         box = _three(box_size, "box_size", _side)
-        mesh = _three(mesh_shape, "mesh_shape", _positive_integer)
-        if min(mesh) < 2:
-            raise ArgumentError("mesh_shape", mesh, "must have 2 cells or more along each axis, for the gradient")
-        lattice = mesh if particle_shape is None else _three(particle_shape, "particle_shape", _positive_integer)
+        mesh = _three(mesh_shape, "mesh_shape", partial(whole_number, least=2))  # for the gradient
+        count = partial(whole_number, least=1)
+        lattice = mesh if particle_shape is None else _three(particle_shape, "particle_shape", count)
         start, stop = _time_span(a_start, a_stop)
         fields = {
             "box_size": box,
@@ -91,12 +91,12 @@ class Config:
             "particle_shape": lattice,
             "a_start": start,
             "a_stop": stop,
-            "steps": _positive_integer(steps, "steps"),
+            "steps": count(steps, "steps"),
             "lpt_order": _one_of(lpt_order, "lpt_order", (1, 2, 3)),
             "halo": _halo(halo),
             "gradient": _one_of(gradient, "gradient", get_args(Gradient)),
+            "compensated": _compensated(compensated, gradient),
         }
-        fields["compensated"] = _compensated(compensated, gradient)
         if decomposition is None:
             decomposition = default_decomposition((mesh, lattice))
         decomposition = as_decomposition(decomposition)
@@ -152,31 +152,9 @@ def _three(value: float | Sequence[float], name: str, convert: Callable[[Any, st
     return x, y, z
 
 
-def _positive_integer(value: Any, name: str) -> int:
-    if not _is_positive(value, int):
-        raise ArgumentError(name, value, "must be a positive whole number")
-    return int(value)
-
-
-def _positive_number(value: Any, name: str) -> float:
-    if not _is_positive(value, float):
-        raise ArgumentError(name, value, "must be a positive, finite number")
-    return float(value)
-
-
 def _side(value: Any, name: str) -> float:
-    side, (least, most) = _positive_number(value, name), BOX_SIDES
-    if not least <= side <= most:
-        raise ArgumentError(name, value, f"must be {least:g} to {most:g} Mpc/h", "pass box_size in Mpc/h")
-    return side
-
-
-def _is_positive(value: Any, kind: type) -> bool:
-    try:
-        number = kind(value)
-        return bool(number == value and not isinstance(value, bool | np.bool_) and math.isfinite(number) and number > 0)
-    except (TypeError, ValueError, OverflowError):
-        return False
+    check_number(value, name, *BOX_SIDES, unit="Mpc/h", remedy="pass box_size in Mpc/h", constant=True)
+    return float(value)
 
 
 def _one_of(value: Any, name: str, choices: tuple[Any, ...]) -> Any:
@@ -186,14 +164,11 @@ def _one_of(value: Any, name: str, choices: tuple[Any, ...]) -> Any:
 
 
 def _time_span(a_start: Any, a_stop: Any) -> tuple[float, float]:
-    start, stop = _positive_number(a_start, "a_start"), _positive_number(a_stop, "a_stop")
-    if not start < stop:
-        raise ArgumentError("a_start", start, f"must be less than a_stop={stop}")
-    if stop > 2:
-        raise ArgumentError("a_stop", stop, "lies beyond the growth tables, which end at a = 2")
-    if start < 1e-3:
-        raise ArgumentError("a_start", start, "lies before the growth tables, which start at a = 0.001")
-    return start, stop
+    for name, a in {"a_start": a_start, "a_stop": a_stop}.items():
+        check_number(a, name, 1e-3, 2, remedy="growth is tabulated there", constant=True)
+    if not a_start < a_stop:
+        raise ArgumentError("a_start", a_start, f"must be less than a_stop={a_stop}")
+    return float(a_start), float(a_stop)
 
 
 def _compensated(value: Any, gradient: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from operator import index
 from typing import Any
 
@@ -85,12 +86,12 @@ def complex_(x: Any, name: str) -> Array:
 
 
 def whole_number(value: Any, name: str, *, least: int = 0) -> int:
-    """An integer, such as a number of cells, as a Python integer."""
-    try:
-        number = least - 1 if isinstance(value, bool | np.bool_) else index(value)
-    except TypeError:
-        number = least - 1
-    if number < least:
+    """A whole number, such as a number of cells, as a Python integer."""
+    number = least - 1
+    if np.ndim(value) == 0 and not isinstance(value, bool | np.bool_ | str):
+        with suppress(TypeError, ValueError, OverflowError):
+            number = int(value)
+    if number < least or number != value:
         raise ArgumentError(name, value, f"must be a whole number, {least} or more")
     return number
 
