@@ -42,17 +42,6 @@ def _max_over_devices(x: jax.Array) -> jax.Array:
     return jax.lax.pmax(x, names) if names else x
 
 
-def _batch_max_rule(operands: tuple[jax.Array], dims: tuple[int]) -> tuple[jax.Array, None]:
-    return _batch_max_p.bind(_max_over_devices(jnp.max(operands[0], axis=dims[0]))), None
-
-
-_batch_max_p = Primitive("batch_max")
-_batch_max_p.def_abstract_eval(lambda x: x)
-_batch_max_p.def_impl(lambda x: x)
-mlir.register_lowering(_batch_max_p, mlir.lower_fun(lambda x: x, multiple_results=False))
-batching.primitive_batchers[_batch_max_p] = _batch_max_rule
-
-
 def batch_any(x: jax.Array) -> jax.Array:
     """Whether x is true in any batch of vmap, element by element; the result has no batch axis.
 
@@ -61,11 +50,18 @@ def batch_any(x: jax.Array) -> jax.Array:
     return _batch_any_p.bind(x)
 
 
-_batch_any_p = Primitive("batch_any")
-_batch_any_p.def_abstract_eval(lambda x: x)
-_batch_any_p.def_impl(lambda x: x)
-mlir.register_lowering(_batch_any_p, mlir.lower_fun(lambda x: x, multiple_results=False))
-batching.primitive_batchers[_batch_any_p] = lambda xs, dims: (_batch_any_p.bind(jnp.any(xs[0], axis=dims[0])), None)
+def _define_reduction(name: str, reduce: Callable[[jax.Array, int], jax.Array]) -> Primitive:
+    """An identity that reduces the axes of vmap."""
+    primitive = Primitive(name)
+    primitive.def_abstract_eval(lambda x: x)
+    primitive.def_impl(lambda x: x)
+    mlir.register_lowering(primitive, mlir.lower_fun(lambda x: x, multiple_results=False))
+    batching.primitive_batchers[primitive] = lambda xs, dims: (primitive.bind(reduce(xs[0], dims[0])), None)
+    return primitive
+
+
+_batch_max_p = _define_reduction("batch_max", lambda x, axis: _max_over_devices(jnp.max(x, axis=axis)))
+_batch_any_p = _define_reduction("batch_any", lambda x, axis: jnp.any(x, axis=axis))
 
 
 def switch(index: jax.Array, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:

@@ -16,11 +16,10 @@ import numpy as np
 from jax.core import ShapedArray
 from jaxtyping import Array, Float
 
-from pmwd_dist._jax import native
-from pmwd_dist._jax.ops import Target, define_op, result_aval, with_derivatives_of
+from pmwd_dist._jax.ops import define_op, result_aval, with_derivatives_of
 from pmwd_dist.ops.cic.geometry import VALUE, Geometry, attributes
 from pmwd_dist.ops.cic.primitives import paint
-from pmwd_dist.ops.kernels import cuda_unavailable_reason
+from pmwd_dist.ops.kernels import native_targets
 from pmwd_dist.ops.stencil import WIDTH, difference_weights, divergence
 
 Vector3 = tuple[float, float, float]
@@ -66,19 +65,8 @@ def _cuda_scratch(disp: Any, weight: Any, *, geometry: Geometry, cell_size: Vect
     return ShapedArray((1024 + 2 * math.prod(_outer(geometry)),), np.dtype(np.int32))
 
 
-def _attributes(geometry: Geometry, cell_size: Vector3) -> dict[str, Any]:
+def _attributes(*, geometry: Geometry, cell_size: Vector3) -> dict[str, Any]:
     return attributes(geometry, (VALUE,)) | difference_weights(cell_size)
-
-
-def _cuda_attributes(disp: Any, mesh: Any, *, geometry: Geometry, cell_size: Vector3) -> dict[str, Any] | None:
-    del mesh
-    available = not cuda_unavailable_reason() and disp.dtype == np.float32
-    return _attributes(geometry, cell_size) if available else None
-
-
-def _cpu_attributes(disp: Any, mesh: Any, *, geometry: Geometry, cell_size: Vector3) -> dict[str, Any] | None:
-    del disp, mesh
-    return _attributes(geometry, cell_size) if native.native_available() else None
 
 
 def _cpu_scratch(disp: Any, weight: Any, *, geometry: Geometry, cell_size: Vector3) -> ShapedArray:
@@ -87,13 +75,7 @@ def _cpu_scratch(disp: Any, weight: Any, *, geometry: Geometry, cell_size: Vecto
     return ShapedArray((3 * math.prod(geometry.mesh),), disp.dtype)
 
 
-_TARGET = "jaxdecomp_ops_force_transpose"
-_force_transpose_p = define_op(
-    "force_transpose",
-    _aval,
-    _batched_reference,
-    targets={
-        "cpu": Target(_TARGET, _cpu_attributes, _cpu_scratch),
-        "CUDA": Target(_TARGET, _cuda_attributes, _cuda_scratch),
-    },
+_targets = native_targets(
+    "force_transpose", _attributes, None, _cuda_scratch, _cpu_scratch, cuda_dtypes=(np.dtype(np.float32),)
 )
+_force_transpose_p = define_op("force_transpose", _aval, _batched_reference, targets=_targets)

@@ -32,6 +32,9 @@ def native_targets(
     attributes: Callable[..., dict[str, Any]],
     in_place: Mapping[int, int] | None = None,
     cuda_scratch: Callable[..., ShapedArray] | None = None,
+    cpu_scratch: Callable[..., ShapedArray] | None = None,
+    *,
+    cuda_dtypes: tuple[Any, ...] = (),
 ) -> dict[str, Target]:
     """The targets of an op on CPUs and GPUs, for `define_op`.
 
@@ -40,6 +43,8 @@ def native_targets(
       attributes: function from the parameters of the op to the attributes of the call.
       in_place: index of the result that reuses the memory of an operand, by index of the operand.
       cuda_scratch: scratch memory of the CUDA kernels, see `Target.scratch`.
+      cpu_scratch: scratch memory on CPUs.
+      cuda_dtypes: types for which there are CUDA kernels; empty: all.
     """
     target = f"jaxdecomp_ops_{name}"
 
@@ -48,10 +53,11 @@ def native_targets(
         return attributes(**params) if native.native_available() else None
 
     def on_gpu(x: Any, mesh: Any, **params: Any) -> dict[str, Any] | None:
-        del x, mesh
-        return None if cuda_unavailable_reason() else attributes(**params)
+        del mesh
+        missing = cuda_unavailable_reason() or (cuda_dtypes and x.dtype not in cuda_dtypes)
+        return None if missing else attributes(**params)
 
     return {
-        "cpu": Target(target, on_cpu, in_place=in_place or {}, single=bool(in_place)),
+        "cpu": Target(target, on_cpu, cpu_scratch, in_place or {}, single=bool(in_place)),
         "CUDA": Target(target, on_gpu, cuda_scratch, in_place or {}),
     }

@@ -217,10 +217,10 @@ def gather(x: Array) -> np.ndarray | None:
     spec = sharding.spec if isinstance(sharding, NamedSharding) else ()
     whole_axes = [i for i in range(x.ndim) if not any(spec[i : i + 1])]
     planes = list[np.ndarray]()
+    if x.is_fully_addressable or x.is_fully_replicated or not (spec and whole_axes):
+        whole = _whole(x)
+        return whole if is_main() else None
     with connection_errors():
-        if x.is_fully_addressable or x.is_fully_replicated or not (spec and whole_axes):
-            whole = _whole(x)
-            return whole if is_main() else None
         for i in range(x.shape[whole_axes[0]]):
             plane = jax.lax.dynamic_index_in_dim(x, i, whole_axes[0], keepdims=False)
             plane = np.asarray(jax.device_put(plane, NamedSharding(sharding.mesh, PartitionSpec())))
@@ -235,12 +235,7 @@ def all_processes(flag: bool) -> bool:
 
 def largest(number: int) -> int:
     """The largest of the numbers of all processes. Collective."""
-    if jax.process_count() == 1:
-        return number
-    from jax.experimental import multihost_utils
-
-    with connection_errors():
-        return int(np.max(multihost_utils.process_allgather(np.int32(number))))
+    return number if jax.process_count() == 1 else int(np.max(_gathered(np.int32(number))))
 
 
 def from_main(tree: T) -> T:
@@ -265,8 +260,7 @@ def to_host(tree: Any) -> Any:
     if jax.process_count() == 1:
         return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, Array) else x, tree)
     leaves, structure = jax.tree.flatten(tree)
-    with connection_errors():
-        found = [_whole(x) if isinstance(x, Array) else x for x in leaves]
+    found = [_whole(x) if isinstance(x, Array) else x for x in leaves]
     copied = [i for i, x in enumerate(leaves) if isinstance(x, Array) and any(s.replica_id for s in x.global_shards)]
     for i, x in zip(copied, from_main([found[i] for i in copied]), strict=True):
         found[i] = x
@@ -275,13 +269,20 @@ def to_host(tree: Any) -> Any:
 
 def _whole(x: Array) -> np.ndarray:
     """A whole array on every process. Collective."""
-    from jax.experimental import multihost_utils
-
     if x.is_fully_addressable or x.is_fully_replicated:
-        return np.asarray(x)
+        with connection_errors():
+            return np.asarray(x)
     if x.ndim > 3:  # a batch of fields, one by one
         return np.stack([_whole(x[i]) for i in range(len(x))])
-    return multihost_utils.process_allgather(x, tiled=True)
+    return _gathered(x, tiled=True)
+
+
+def _gathered(x: Any, *, tiled: bool = False) -> Any:
+    """The arrays of all processes, or with tiles the whole of an array that is divided. Collective."""
+    from jax.experimental import multihost_utils
+
+    with connection_errors():
+        return multihost_utils.process_allgather(x, tiled=tiled)
 
 
 def to_devices(x: Any, sharding: Sharding) -> Array:
@@ -296,12 +297,9 @@ def exchange(text: str) -> list[str]:
     """The texts of all processes, in their order. Collective."""
     if jax.process_count() == 1:
         return [text]
-    from jax.experimental import multihost_utils
-
     own = np.frombuffer(text.encode(), np.uint8)
-    with connection_errors():
-        lengths = np.ravel(multihost_utils.process_allgather(np.int32(len(own))))
-        rows = multihost_utils.process_allgather(np.pad(own, (0, int(lengths.max()) - len(own))))
+    lengths = np.ravel(_gathered(np.int32(len(own))))
+    rows = _gathered(np.pad(own, (0, int(lengths.max()) - len(own))))
     return [bytes(row[:n]).decode() for row, n in zip(rows, lengths, strict=True)]
 
 

@@ -218,7 +218,7 @@ def test_power_says_what_is_wrong_in_its_own_words(cli: Cli, tmp_path: Path, mon
     fails(cli("power", path, "--mesh", 10_000), "--mesh 10000: ", "600 MB", "another --mesh")
     with h5py.File(path, "a") as file:
         file["ParticleMesh"].attrs["MeshShape"] = [1, 8, 16]
-    fails(cli("power", path), "its mesh of (1, 8, 16): must have 2 cells or more")
+    fails(cli("power", path), "its mesh of (1, 8, 16): must be a whole number, 2 or more")
 
 
 def test_power_of_a_hydrodynamic_run_in_several_files(cli: Cli, tmp_path: Path):
