@@ -128,6 +128,7 @@ MISUSE: list[tuple[Any, str]] = [
         r"potential_factor returns an array of shape \(127,\) for k of shape \(128,\) and a number a",
     ),
     (lambda: evolve(potential_factor=1.1), r"potential_factor=1.1 must be a function"),
+    (lambda: evolve(progress_meter=True), r"progress_meter=True must be a progress meter; use diffrax\.Tqdm"),
     (lambda: evolve(max_steps=1.5), r"max_steps=1.5 must be a whole number"),
     (
         lambda: pmd.nbody(made(a=0.2), COSMO, CONFIG),

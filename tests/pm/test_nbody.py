@@ -1,13 +1,15 @@
-"""The simulation as a whole: step times, snapshots, and the host's loop against the one function."""
+"""The simulation as a whole: step times, snapshots, steps from the host, progress, and what is compiled."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
+import problems
 import pytest
 
 import pmwd_dist as pmd
@@ -138,3 +140,83 @@ def test_given_steps_are_planned_where_saves_are_known(single: pmd.Decomposition
     assert planned_steps([at], (), diffrax.PIDController(rtol=1e-3, atol=1e-3), config) is None
     with pytest.raises(ValueError, match=r"stepsize_controller.ts=.* must rise from a_start=0.1 to a_stop=1.0"):
         planned_steps([at], (), diffrax.StepTo(times[:-1]), config)
+
+
+# --- progress meters -----------------------------------------------------------------------------------------------
+
+METER = diffrax.TextProgressMeter()
+SHOWN = ["0.00%", "50.00%", "100.00%"]
+
+
+def started(decomposition: pmd.Decomposition) -> tuple[pmd.Particles, Any]:
+    """Particles, and their displacement after two steps with options of `nbody`."""
+    config, table = configure(decomposition, steps=2), pmd.growth_table(problems.cosmology())
+    return initial(config, table), lambda start, **options: pmd.nbody(start, table, config, **options).particles.disp
+
+
+def shown(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    jax.effects_barrier()
+    return capsys.readouterr().out.split()
+
+
+@pytest.mark.parametrize("pdims", [(1, 1), pytest.param((2, 2), marks=pytest.mark.slow)])
+def test_each_step_is_shown_once_inside_jit_and_in_gradients(
+    pdims: tuple[int, int], capsys: pytest.CaptureFixture[str]
+):
+    particles, evolve = started(pmd.Decomposition(pdims))
+    disp = jax.block_until_ready(evolve(particles, progress_meter=METER))
+    assert shown(capsys) == SHOWN
+    np.testing.assert_array_equal(disp, evolve(particles))
+
+    def total(particles: pmd.Particles, meter: Any) -> jax.Array:
+        return (evolve(particles, progress_meter=meter) ** 2).sum()
+
+    gradient = jax.jit(jax.value_and_grad(total), static_argnums=1)
+    _, by_particles = jax.block_until_ready(gradient(particles, METER))
+    assert shown(capsys) == SHOWN
+    np.testing.assert_array_equal(by_particles.disp, gradient(particles, None)[1].disp)
+
+
+def test_without_a_meter_the_program_is_the_same(single: pmd.Decomposition) -> None:
+    particles, evolve = started(single)
+    programs = [
+        jax.jit(lambda x, options=options: evolve(x, **options)).lower(particles).as_text()
+        for options in ({}, {"progress_meter": diffrax.NoProgressMeter()}, {"progress_meter": METER})
+    ]
+    assert programs[0] == programs[1]
+    assert "callback" not in programs[0]
+    assert "callback" in programs[2]
+
+
+def test_other_solvers_show_their_progress(single: pmd.Decomposition, capsys: pytest.CaptureFixture[str]) -> None:
+    particles, evolve = started(single)
+    jax.block_until_ready(evolve(particles, solver=diffrax.Heun(), progress_meter=METER))
+    assert shown(capsys)[::2] == ["0.00%", "100.00%"]
+
+
+# --- compilation -----------------------------------------------------------------------------------------------------
+
+
+def loss(noise: Any, values: dict[str, Any], config: pmd.Config) -> Any:
+    table = pmd.growth_table(SimpleNamespace(**values))
+    particles = pmd.lpt(pmd.linear_modes(noise, table, config), table, config)
+    solution = pmd.nbody(particles, table, config, saveat=[0.5, 1.0])
+    return jnp.mean(pmd.density(solution.particles, config) ** 2) + pmd.growth(0.5, table)
+
+
+def test_one_table_serves_a_whole_program(single: pmd.Decomposition) -> None:
+    config = configure(single, steps=2)
+    noise = pmd.white_noise(jax.random.key(0), config)
+    jaxpr = str(jax.make_jaxpr(lambda n, v: loss(n, v, config))(noise, vars(problems.cosmology())))
+    assert jaxpr.count("name=_tabulate") == 1
+
+
+def test_an_optimiser_on_one_device_compiles_one_program(single: pmd.Decomposition) -> None:
+    config, values = configure(single, steps=2), vars(problems.cosmology())
+    gradient = jax.jit(jax.grad(lambda x: loss(x, values, config)))
+    for start in (pmd.white_noise(jax.random.key(0), config), jnp.zeros(config.particle_shape)):
+        x = start
+        for _ in range(2):
+            x = x - 0.1 * gradient(x)
+        assert x.sharding == start.sharding
+    assert gradient._cache_size() == 1
