@@ -19,54 +19,39 @@ import numpy as np
 
 import pmwd_dist as pmd
 from pmwd_dist.ops import cic
-from pmwd_dist.pm.particles import exact, momentum_unit
+from pmwd_dist.pm.particles import exact
 from pmwd_dist.pm.status import successful
 from pmwd_dist.pm.stepping import host
-from pmwd_dist.pm.stepping.backward import evolve_vjp
-from pmwd_dist.pm.stepping.forward import Inputs, Outcome, evolve
-from pmwd_dist.pm.stepping.step import coefficients_of
 from pmwd_dist.pm.time_steps import step_times
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "pm"))
+from test_adjoint import check_restored, there_and_back
 
 jax.config.update("jax_enable_x64", True)
 CPU, GPU = jax.devices("cpu")[0], jax.devices()[0]
 SIGMA8 = 0.8159
 
 
-def check_steps_undone(n: int, dtype: Any, steps: int = 100) -> None:
-    """Forward and back restores every bit of particles that are on their grids."""
+def start(n: int, dtype: Any, steps: int) -> tuple[pmd.Particles, Any, pmd.Config]:
+    """Particles, growth table and config of a run on the GPU."""
     config = pmd.Config(2.0 * n, n, steps=steps, decomposition=pmd.Decomposition((1, 1), [GPU]))
     cosmo = jax_cosmo.Planck15()
-    table = pmd.growth_table(cosmo)
     noise = pmd.white_noise(jax.random.key(0), config, dtype)
-    particles = pmd.lpt(pmd.linear_modes(noise, cosmo, config), cosmo, config)
+    return pmd.lpt(pmd.linear_modes(noise, cosmo, config), cosmo, config), pmd.growth_table(cosmo), config
 
-    @jax.jit
-    def there_and_back(particles: Any) -> Any:
-        times = step_times(table, config).astype(dtype)
-        inputs = Inputs(
-            exact(particles, config), coefficients_of(pmd.BullFrog().coefficients, table, times, config), times, ()
-        )
-        outcome = evolve(inputs, (), config)
-        cotangents = Outcome(outcome.particles, (), (), None)  # type: ignore[arg-type]
-        before, _ = evolve_vjp(inputs, outcome, cotangents, (), config)
-        return outcome.status.step, outcome.particles.disp, before.with_unit(momentum_unit(config, dtype))
 
-    done, disp, before = there_and_back(particles)
-    assert done == steps
-    assert disp.dtype == dtype
-    assert np.abs(disp - particles.disp).max() > 1
-    for name in ("disp", "vel"):
-        got, start = (np.asarray(getattr(x, name)) for x in (before, particles))
-        np.testing.assert_array_equal(got, start, err_msg=f"{name}, {n}^3, {dtype.__name__}")
+def check_steps_undone(n: int, dtype: Any, steps: int = 100) -> None:
+    """Forward and back restores every bit of particles that are on their grids."""
+    particles, table, config = start(n, dtype, steps)
+    outcome, before, _ = jax.jit(lambda x: there_and_back(x, table, config, pmd.BullFrog()))(particles)
+    check_restored(particles, outcome, before, steps)
 
 
 def check_steps_from_the_host(n: int, dtype: Any) -> None:
     """One step a call, as `pmwd-dist run` takes them, gives the bits of `nbody`."""
-    config = pmd.Config(2.0 * n, n, steps=10, decomposition=pmd.Decomposition((1, 1), [GPU]))
-    cosmo = jax_cosmo.Planck15()
-    table = jax.tree.map(lambda x: x.astype(dtype), pmd.growth_table(cosmo))
-    noise = pmd.white_noise(jax.random.key(0), config, dtype)
-    particles = pmd.lpt(pmd.linear_modes(noise, cosmo, config), cosmo, config)
+    particles, table, config = start(n, dtype, 10)
+    table = jax.tree.map(lambda x: x.astype(dtype), table)
     expected = pmd.nbody(particles, table, config).raise_if_failed().particles
     schedule = host.make_schedule(table, step_times(table, config).astype(dtype), config, pmd.BullFrog().coefficients)
     moved = host.half_drift(exact(particles, config), successful(dtype), schedule, 0, config)
@@ -112,11 +97,8 @@ def check_gradients(n: int) -> list[str]:
 
 def launches_graphs(n: int) -> bool:
     """Whether a run of ten steps launches CUDA graphs: XLA's recordings of several kernels, ours among them."""
-    config = pmd.Config(2.0 * n, n, steps=10, decomposition=pmd.Decomposition((1, 1), [GPU]))
-    cosmo = jax_cosmo.Planck15()
-    noise = pmd.white_noise(jax.random.key(0), config, np.float32)
-    particles = pmd.lpt(pmd.linear_modes(noise, cosmo, config), cosmo, config)
-    run = jax.jit(lambda particles: pmd.nbody(particles, cosmo, config).particles)
+    particles, table, config = start(n, np.float32, 10)
+    run = jax.jit(lambda particles: pmd.nbody(particles, table, config).particles)
     jax.block_until_ready(run(particles))
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):

@@ -131,34 +131,29 @@ def peers(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+XLA_ALONE = {"backends": ["xla"]}
+
+
 @pytest.mark.parametrize(
-    ("record", "expected"),
+    ("record", "shapes", "default", "expected"),
     [
-        (record_of(), ((4, 1), "xla")),
-        (record_of(backend="peer"), ((4, 1), "peer")),
-        (record_of(pdims=[2, 2]), ((2, 2), "xla")),
-        (record_of(key={"backends": ["xla"]}), None),  # from before "peer" served here
-        (record_of(backend="another"), None),
-        (None, None),
+        (record_of(), [(8, 8, 8)], None, ((4, 1), "xla")),
+        (record_of(backend="peer"), [(8, 8, 8)], None, ((4, 1), "peer")),
+        (record_of(pdims=[2, 2]), [(8, 8, 8)], None, ((2, 2), "xla")),
+        (record_of(key=XLA_ALONE), [(8, 8, 8)], None, None),  # from before "peer" served here
+        (record_of(backend="another"), [(8, 8, 8)], None, None),
+        (None, [(8, 8, 8)], None, None),
+        (record_of(pdims=[1, 4]), [(8, 8, 8)], None, ((1, 4), "xla")),
+        (record_of(pdims=[1, 4]), [(8, 8, 8), (8, 6, 6)], None, None),  # fits not all shapes
+        (record_of(pdims=[2, 2]), [(8, 8, 8)], "peer", None),  # a default says more
+        (record_of(pdims=[2, 2]), [(8, 8, 8)], "cudecomp", None),
     ],
 )
 def test_what_was_measured_is_remembered(
-    peers: None, monkeypatch: pytest.MonkeyPatch, record: Any, expected: Any
+    record: Any, shapes: Any, default: str | None, expected: Any, peers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuner, "_find", lambda key: record)
-    found = remembered([(8, 8, 8)])
+    if default is not None:
+        monkeypatch.setenv("PMWD_BACKEND", default)
+    found = remembered(shapes)
     assert (found and (found.pdims, found.backend.name)) == expected
-
-
-def test_a_division_that_does_not_fit_all_shapes_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = record_of(pdims=[1, 4], key={"backends": ["xla"]})
-    monkeypatch.setattr(tuner, "_find", lambda key: record)
-    assert remembered([(8, 8, 8)]) == pmd.Decomposition((1, 4))
-    assert remembered([(8, 8, 8), (8, 6, 6)]) is None
-
-
-def test_a_default_that_was_set_says_more_than_a_record(peers: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuner, "_find", lambda key: record_of(pdims=[2, 2]))
-    for name in ("peer", "cudecomp"):
-        monkeypatch.setenv("PMWD_BACKEND", name)
-        assert remembered([(8, 8, 8)]) is None

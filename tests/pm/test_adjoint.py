@@ -66,6 +66,18 @@ def moved(particles: pmd.Particles, disp: Any) -> pmd.Particles:
 # --- bits --------------------------------------------------------------------------------------------------------
 
 
+def there_and_back(
+    particles: pmd.Particles, table: Any, config: pmd.Config, solver: Any, factor: Any = None
+) -> tuple[Outcome, pmd.Particles, Inputs]:
+    """The outcome of a run, the particles at its start from its reversal, and cotangents."""
+    dtype = particles.disp.dtype
+    inputs = prepare(solver, particles, table, step_times(table, config).astype(dtype), (), config, factor)
+    outcome = evolve(inputs, (), config)
+    cotangents = Outcome(outcome.particles, (), (), None)  # type: ignore[arg-type]
+    before, cotangents = evolve_vjp(inputs, outcome, cotangents, (), config)
+    return outcome, before.with_unit(momentum_unit(config, dtype)), cotangents
+
+
 @pytest.mark.parametrize(
     ("solver", "pdims", "dtype", "steps", "factor"),
     [
@@ -80,22 +92,18 @@ def test_the_backward_pass_restores_every_bit(
 ) -> None:
     config = configure(pdims, steps=steps)
     particles, table = initial(config, dtype), pmd.growth_table(COSMO)
+    jit = jax.jit if pdims == (2, 2) else problems.optimized  # both must restore the bits
+    outcome, before, cotangents = jit(lambda x: there_and_back(x, table, config, solver, factor))(particles)
+    check_restored(particles, outcome, before, steps)
+    assert np.isfinite(cotangents.particles.disp).all()
 
-    @(jax.jit if pdims == (2, 2) else problems.optimized)  # both must restore the bits
-    def there_and_back(particles: pmd.Particles) -> Any:
-        inputs = prepare(solver, particles, table, step_times(table, config).astype(dtype), (), config, factor)
-        outcome = evolve(inputs, (), config)
-        cotangents = Outcome(outcome.particles, (), (), None)  # type: ignore[arg-type]
-        before, cotangents = evolve_vjp(inputs, outcome, cotangents, (), config)
-        return outcome, before.with_unit(momentum_unit(config, dtype)), cotangents
 
-    outcome, before, cotangents = there_and_back(particles)
+def check_restored(particles: pmd.Particles, outcome: Outcome, before: pmd.Particles, steps: int) -> None:
     assert outcome.status.step == steps
-    assert outcome.particles.disp.dtype == dtype
+    assert outcome.particles.disp.dtype == particles.disp.dtype
     assert np.abs(outcome.particles.disp - particles.disp).max() > 1
     np.testing.assert_array_equal(before.disp, particles.disp)
     np.testing.assert_array_equal(before.vel, particles.vel)
-    assert np.isfinite(cotangents.particles.disp).all()
 
 
 # --- values ------------------------------------------------------------------------------------------------------
