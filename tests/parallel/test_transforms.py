@@ -266,23 +266,6 @@ def test_explicit_space_inside_manual_chains_raises() -> None:
         jax.jit(many)(batch)
 
 
-def test_pencils_of_one_process_are_exchanged_by_permutations() -> None:
-    for kind in (AxisType.Auto, AxisType.Explicit):
-        mesh = mesh_of(kind)
-        decomposition = pmd.Decomposition(mesh=mesh, spec=P("a", "b"))
-        x = jax.device_put(weights(0), decomposition.sharding)
-        if kind == AxisType.Auto:
-            text = jax.jit(lambda x: pmd.prfft3d(x, decomposition)).lower(x).as_text()  # noqa: B023
-        else:
-            with jax.set_mesh(mesh):
-                text = jax.jit(pmd.prfft3d).lower(x).as_text()
-        assert "collective_permute" in text
-        assert "all_to_all" not in text
-    slabs = pmd.Decomposition((4, 1))
-    text = jax.jit(lambda x: pmd.prfft3d(x, slabs)).lower(jax.device_put(weights(0), slabs.sharding)).as_text()
-    assert "all_to_all" in text
-
-
 def test_the_mesh_in_force_is_the_default_and_no_other_is_taken() -> None:
     mesh = mesh_of(AxisType.Explicit)
     with jax.set_mesh(mesh):

@@ -12,7 +12,6 @@ import problems
 import pytest
 
 import pmwd_dist as pmd
-from pmwd_dist._errors import ArgumentError
 from pmwd_dist.pm.lpt_fields import stores_second_derivatives
 from pmwd_dist.pm.stepping.potential_cache import stored_potentials
 from pmwd_dist.run.simulation.planning import on_devices
@@ -22,26 +21,31 @@ def configure(cells: int, particles: int | None = None, **options: Any) -> pmd.C
     return pmd.Config(2.0 * cells, cells, particles or cells, decomposition=(1, 1), **options)
 
 
-@pytest.mark.parametrize(
-    ("config", "pdims", "dtype", "expected"),
-    [
-        (configure(64), (1, 1), jnp.float64, 10),
-        (configure(128), (1, 1), jnp.float32, 6),
-        (configure(512), (1, 1), jnp.float32, 6),
-        (configure(512), (4, 1), jnp.float32, 3),
-        (configure(512, gradient="spectral"), (1, 1), jnp.float32, 2),
-        (configure(768, 512), (1, 1), jnp.float32, 1),
-        (configure(1024, 512), (1, 1), jnp.float32, 0),
-        (configure(256, 512), (1, 1), jnp.float32, 10),
-    ],
-)
+CACHES = [
+    (configure(64), (1, 1), jnp.float64, "cpu", 10),
+    (configure(128), (1, 1), jnp.float32, "cpu", 6),
+    (configure(512), (1, 1), jnp.float32, "cpu", 6),
+    (configure(512), (4, 1), jnp.float32, "cpu", 3),
+    (configure(512, gradient="spectral"), (1, 1), jnp.float32, "cpu", 2),
+    (configure(768, 512), (1, 1), jnp.float32, "cpu", 1),
+    (configure(1024, 512), (1, 1), jnp.float32, "cpu", 0),
+    (configure(256, 512), (1, 1), jnp.float32, "cpu", 10),
+    (configure(128), (1, 1), jnp.float32, "gpu", 10),
+    (configure(512), (1, 1), jnp.float32, "gpu", 9),
+    (configure(768, 512), (1, 1), jnp.float32, "gpu", 1),
+    (configure(512), (2, 1), jnp.float32, "gpu", 7),
+    (configure(512), (2, 2), jnp.float32, "gpu", 4),
+]
+
+
+@pytest.mark.parametrize(("config", "pdims", "dtype", "platform", "expected"), CACHES)
 def test_few_potentials_are_cached_and_never_more_for_more_steps(
-    config: pmd.Config, pdims: tuple[int, int], dtype: Any, expected: int
+    config: pmd.Config, pdims: tuple[int, int], dtype: Any, platform: str, expected: int
 ) -> None:
     config = on_devices(config, pdims)
     for steps in (10, 1000):
-        assert stored_potentials("auto", steps, config, dtype) == expected
-    assert stored_potentials("auto", 4, config, dtype) == min(4, expected)
+        assert stored_potentials("auto", steps, config, dtype, platform) == expected
+    assert stored_potentials("auto", 4, config, dtype, platform) == min(4, expected)
     assert stored_potentials(7, 5, config, dtype) == 5
 
 
@@ -50,20 +54,6 @@ def test_small_meshes_keep_second_derivatives() -> None:
     assert not stores_second_derivatives(configure(128), jnp.float32)
     assert stores_second_derivatives(configure(128), jnp.float64, "gpu")
     assert not stores_second_derivatives(configure(256), jnp.float32, "gpu")
-
-
-def test_more_potentials_are_cached_on_gpus() -> None:
-    assert stored_potentials("auto", 10, configure(128), jnp.float32, "gpu") == 10
-    assert stored_potentials("auto", 10, configure(512), jnp.float32, "gpu") == 9
-    assert stored_potentials("auto", 10, configure(768, 512), jnp.float32, "gpu") == 1
-    assert stored_potentials("auto", 10, on_devices(configure(512), (2, 1)), jnp.float32, "gpu") == 7
-    assert stored_potentials("auto", 10, on_devices(configure(512), (2, 2)), jnp.float32, "gpu") == 4
-
-
-@pytest.mark.parametrize("stored", [-1, 1.5, "all", None])
-def test_other_numbers_of_potentials_are_refused(stored: Any) -> None:
-    with pytest.raises(ArgumentError, match="stored_potentials"):
-        pmd.ReversibleAdjoint(stored_potentials=stored)
 
 
 @pytest.mark.parametrize("gradient", ["finite-difference", pytest.param("spectral", marks=pytest.mark.slow)])

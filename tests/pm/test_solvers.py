@@ -210,15 +210,6 @@ def test_diffeqsolve_takes_the_solvers_both_ways(solver: Any, single: pmd.Decomp
     assert np.abs(np.asarray(end.disp) - np.asarray(particles.disp)).max() > 0.1
 
 
-@pytest.mark.usefixtures("unchecked")
-def test_equations_of_motion_need_a_growth_table(single: pmd.Decomposition) -> None:
-    config = pmd.Config(box_size=32.0, mesh_shape=8, decomposition=single)
-    particles, term = initial(config), pmd.ParticleMesh(config)
-    for use in (partial(term.vf, 0.5, particles), partial(pmd.BullFrog().init, term, 0.1, 1.0, particles)):
-        with pytest.raises(ValueError, match="must be a growth table; pass args=growth_table"):
-            use(COSMO)
-
-
 @pytest.mark.slow
 def test_an_adaptive_solver_agrees_with_many_leapfrog_steps(single: pmd.Decomposition) -> None:
     config = pmd.Config(box_size=64.0, mesh_shape=8, decomposition=single, steps=200, a_start=0.2, a_stop=0.6)
