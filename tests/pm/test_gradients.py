@@ -1,4 +1,4 @@
-"""The whole pipeline and its derivatives: against one device and differences, and what they communicate."""
+"""The whole pipeline and its derivatives: against one device, differences and plain JAX, and what they communicate."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 import pmwd_dist as pmd
 from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.cosmology.linear_power import linear_power
+from pmwd_dist.pm import reference
 from pmwd_dist.pm.modes import power_nodes
 
 # Mesh and lattice differ, one axis is odd, and a block is thinner than its halo.
@@ -157,3 +158,40 @@ def test_no_full_field_is_gathered(mode: Any, pdims: tuple[int, int]) -> None:
                 for dims in re.findall(r"\w\d+\[([\d,]*)\]", line.split(" all-gather")[0])
             ]
             assert max(sizes, default=1) < block, line
+
+
+def power_law(k: Any) -> Any:
+    """A power law, which tables that are linear in ln k hold exactly."""
+    return 300 * k**-1.5
+
+
+def test_nbody_and_its_gradient_agree_with_plain_jax(cosmo: Any) -> None:
+    """The equations in plain JAX, on one device."""
+    config = pmd.Config((32.0, 40.0, 32.0), (8, 10, 8), steps=5, halo=4, decomposition=pmd.Decomposition((2, 2)))
+    table, noise = pmd.growth_table(cosmo), pmd.white_noise(jax.random.key(0), config)
+    weight = jnp.asarray(np.random.default_rng(1).standard_normal(config.mesh_shape))
+
+    def ours(noise: Any) -> Any:
+        modes = pmd.linear_modes(noise, table, config, linear_power=power_law)
+        solution = pmd.nbody(pmd.lpt(modes, table, config), table, config)
+        loss = jnp.sum(weight * pmd.density(solution.particles, config) ** 2) + jnp.sum(solution.particles.vel**3)
+        return loss, solution.particles
+
+    def of_particles(particles: pmd.Particles) -> Any:
+        return jnp.sum(weight * reference.density(particles.disp, config) ** 2) + jnp.sum(particles.vel**3)
+
+    def plain(noise: Any) -> Any:
+        particles = reference.lpt(reference.linear_modes(noise, power_law, config), table, config)
+        return reference.simulate(particles, table, config)[0]
+
+    (value, particles), gradient = jax.jit(jax.value_and_grad(ours, has_aux=True))(noise)
+    noise = jax.device_put(np.asarray(noise), jax.devices()[0])
+    final = jax.jit(plain)(noise)
+    expected = jax.jit(lambda noise: reference.value_and_gradient(of_particles, noise, power_law, table, config))(noise)
+    direct = jax.jit(jax.grad(lambda noise: of_particles(plain(noise))))(noise)
+    assert np.abs(final.disp).max() > config.cell_size[0]  # it is no linear problem
+    np.testing.assert_allclose(particles.disp, final.disp, rtol=0, atol=1e-11)
+    np.testing.assert_allclose(particles.vel, final.vel, rtol=0, atol=1e-11)
+    np.testing.assert_allclose(value, expected[0], rtol=1e-11)
+    for other in (gradient, direct):
+        np.testing.assert_allclose(other, expected[1], rtol=0, atol=1e-10 * np.abs(direct).max())
