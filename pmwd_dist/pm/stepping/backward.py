@@ -82,24 +82,27 @@ def evolve_vjp(
     def pull(function: Callable[..., Any], good: Array | bool, at: Any, cotangents: Any, sums: Any) -> Any:
         return _add_vjp(lambda *at: function(*at[:-1], eqx.combine(at[-1], others)), good, at, cotangents, sums)
 
-    def body(carry: _Carry, now: _StepInput, potentials: tuple[Array, ...]) -> tuple[_Carry, _StepGrads]:
-        kicked, ct, ct_args = carry
-        step, good = now.step, now.good
-        ct_a0, ct_a1 = jnp.zeros_like(now.a0), jnp.zeros_like(now.a1)
+    def through_saves(kicked: ExactParticles, now: _StepInput, sums: Any) -> Any:
+        """Add cotangents of what is saved after a step to those of its a1, its particles and the arguments."""
         for save, saved, slot in zip(saves, cotangents.saved, now.saving, strict=True):
 
             def add(kicked: ExactParticles, step: Step, cotangent: Any, sums: Any, save: Save = save) -> Any:
-                return pull(save.function, good, (now.a1, finish_step(kicked, step, config), floating), cotangent, sums)
+                at = now.a1, finish_step(kicked, step, config), floating
+                return pull(save.function, now.good, at, cotangent, sums)
 
             cotangent = jax.tree.map(lambda x, slot=slot: x[slot.place], saved)
-            operands = kicked, step, cotangent, (ct_a1, ct, ct_args)
-            ct_a1, ct, ct_args = jax.lax.cond(slot.wanted, add, lambda *args: args[-1], *operands)
+            sums = jax.lax.cond(slot.wanted, add, lambda *args: args[-1], kicked, now.step, cotangent, sums)
+        return sums
+
+    def body(carry: _Carry, now: _StepInput, potentials: tuple[Array, ...]) -> tuple[_Carry, _StepGrads]:
+        kicked, step, ct_a0 = carry.kicked, now.step, jnp.zeros_like(now.a0)
+        ct_a1, ct, ct_args = through_saves(kicked, now, (jnp.zeros_like(now.a1), carry.ct, carry.args))
         direct = None  # cotangents of the particles before the step, through the sum only
         if accumulate is not None:
-            start = undo_step(kicked, step, good, config).with_unit(step.unit0)
+            start = undo_step(kicked, step, now.good, config).with_unit(step.unit0)
             at = Epoch(now.a0, start), Epoch(now.a1, finish_step(kicked, step, config)), floating
             sums = Epoch(ct_a0, jax.tree.map(jnp.zeros_like, ct)), Epoch(ct_a1, ct), ct_args
-            (ct_a0, direct), (ct_a1, ct), ct_args = pull(accumulate, good, at, cotangents.accumulated, sums)
+            (ct_a0, direct), (ct_a1, ct), ct_args = pull(accumulate, now.good, at, cotangents.accumulated, sums)
         kicked, ct, by_coefficient = _step_vjp(now, AdjointState.join(kicked, ct), potentials, config)
         ct = ct if direct is None else jax.tree.map(jnp.add, ct, direct)
         return _Carry(kicked, ct, ct_args), _StepGrads(by_coefficient, ct_a0, ct_a1)

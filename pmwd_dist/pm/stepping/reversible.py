@@ -91,26 +91,25 @@ def evolve_reversibly(
     All modes of differentiation work. Reverse over reverse stores all states of the backward pass. Potentials are
     stored only if a derivative is taken. Derivatives don't show their progress.
     """
-    leaves, treedef = jax.tree.flatten(inputs)
     forward = partial(evolve, saves=saves, config=config, accumulate=accumulate)
     backward = partial(evolve_vjp, saves=saves, config=config, accumulate=accumulate)
 
-    def storing(number: int) -> Callable[..., Outcome]:
+    def storing(number: int) -> Callable[[Inputs], Outcome]:
         @jax.custom_jvp
-        def run(*leaves: Array) -> Outcome:
-            return forward(jax.tree.unflatten(treedef, leaves), stored=number, meter=meter)
+        def run(inputs: Inputs) -> Outcome:
+            return forward(inputs, stored=number, meter=meter)
 
         @partial(run.defjvp, symbolic_zeros=True)
-        def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Outcome, Outcome]:
+        def rule(primals: tuple[Inputs], tangents: tuple[Inputs]) -> tuple[Outcome, Outcome]:
             out = (run if number == stored else storing(stored))(*primals)
-            tangent = _tangent(treedef.unflatten(primals), out, tangents, forward, backward)
+            tangent = _tangent(*primals, out, jax.tree.leaves(tangents), forward, backward)
             if number == stored:
                 return out, tangent
             return out._replace(potentials=()), tangent._replace(potentials=())
 
         return run
 
-    return storing(0)(*leaves)
+    return storing(0)(inputs)
 
 
 def _tangent(
