@@ -88,8 +88,8 @@ def complex_(x: Any, name: str) -> Array:
 def whole_number(value: Any, name: str, *, least: int = 0) -> int:
     """A whole number, such as a number of cells, as a Python integer."""
     number = least - 1
-    if np.ndim(value) == 0 and not isinstance(value, bool | np.bool_ | str):
-        with suppress(TypeError, ValueError, OverflowError):
+    with suppress(TypeError, ValueError, OverflowError):
+        if np.ndim(value) == 0 and not isinstance(value, bool | np.bool_):
             number = int(value)
     if number < least or number != value:
         raise ArgumentError(name, value, f"must be a whole number, {least} or more")
