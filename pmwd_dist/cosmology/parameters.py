@@ -40,13 +40,17 @@ _SUMS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
 }
 LARGEST_W, LARGEST_MASS = 5.0, 10.0  # of |w| in a table, and of the sum of the masses of neutrinos [eV]
 _DENSITY, _STATE = "a density per critical density", "an equation of state"
-_RANGES = {
+RANGES = {  # of the values of a cosmology, and of the priors of an inference
+    "Omega_m": (0.0, 10.0, _DENSITY),
     "Omega_c": (0.0, 10.0, _DENSITY),
     "Omega_b": (0.0, 10.0, _DENSITY),
     "h": (0.1, 3.0, "the Hubble constant in 100 km/s/Mpc"),
     "sigma8": (0.0, 100.0, "a standard deviation"),
+    "n_s": (-1.0, 3.0, "a spectral index"),
+    "Omega_k": (-1.0, 1.0, _DENSITY),
     "w0": (-LARGEST_W, LARGEST_W, _STATE),
     "wa": (-LARGEST_W, LARGEST_W, _STATE),
+    "m_nu": (0.0, LARGEST_MASS, "a sum of masses in eV"),
 }
 _ROUNDING = 1e-5  # tolerance of densities
 _DERIVED = "Omega_?(m|M|[lL]|[lL]ambda|de|DE|nu|r|g)0?"  # attributes that depend on neutrinos
@@ -326,7 +330,7 @@ def _number(name: str, value: Any) -> Array:
         raise wrong from error
     if number.shape != () or (_is_number(value) and not math.isfinite(value)):
         raise wrong
-    low, high, kind = _RANGES.get(name, (-math.inf, math.inf, ""))
+    low, high, kind = RANGES.get(name, (-math.inf, math.inf, ""))
     if _is_number(value) and not low <= value <= high:
         raise ArgumentError(f"cosmo.{name}", value, f"must be {kind}, {low:g} to {high:g}")
     return number

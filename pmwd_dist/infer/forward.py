@@ -14,12 +14,15 @@ from numbers import Real
 from typing import Any, ClassVar, Literal, get_args
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from pmwd_dist._checks import check_flag, check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import scaled
 from pmwd_dist.config import Config
@@ -44,7 +47,7 @@ from pmwd_dist.pm.modes import (
     log_transfer,
     power_nodes,
 )
-from pmwd_dist.pm.nbody import nbody
+from pmwd_dist.pm.nbody import as_solver, nbody
 from pmwd_dist.pm.paint import density, halo_limit
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.potential_factor import PotentialFactor
@@ -153,6 +156,7 @@ class CosmologicalModel(ForwardModel):
 
     def __post_init__(self):
         check_config(self.config)
+        check_flag(self.normalise, "normalise")
         self.cosmo = growth_table_to(self.config.lpt_order, self.cosmo)
         power = self.of_cosmology or self.linear_power  # the former in `dataclasses.replace`
         self.linear_power = _fixed_power(self.config, self.table.cosmo, power, normalise=self.normalise)
@@ -217,7 +221,7 @@ class LinearField(CosmologicalModel):
 
     def __post_init__(self):
         super().__post_init__()
-        config = self.config
+        self.bias, config = number_or_name(self.bias, "bias"), self.config
         if config.particle_shape != config.mesh_shape:
             constraint = f"must be mesh_shape={config.mesh_shape} for a linear field"
             raise ArgumentError("particle_shape", config.particle_shape, constraint, "leave it out")
@@ -269,6 +273,13 @@ class Simulation(CosmologicalModel):
 
     def __post_init__(self):
         super().__post_init__()
+        self.bias = number_or_name(self.bias, "bias")
+        check_gravity(self.solver, self.potential_factor)
+        if self.observable is not None and not callable(self.observable):
+            remedy = "use LagrangianGalaxies, or a function of (particles, modes, parameters, table, config)"
+            raise ArgumentError("observable", self.observable, "must be a function", remedy)
+        if self.observable is not None and self.bias != 1.0:
+            raise ArgumentError("bias", self.bias, "has no effect beside an observable", "leave one of them out")
         if self.gravity not in get_args(Gravity):
             constraint = 'must be "nbody" or "lpt"'
             raise ArgumentError("gravity", self.gravity, constraint, "for linear theory use LinearField")
@@ -323,6 +334,25 @@ class Simulation(CosmologicalModel):
         return amplitude * factor * math.prod(jnp.sinc(component * side / (2 * np.pi)) ** 2 for component, side in k)
 
 
+def number_or_name(value: Any, name: str) -> Any:
+    """A finite number, on the host so that it may be static, or the name of a parameter."""
+    if not isinstance(value, str | Tracer):
+        check_number(value, name, constant=True, remedy="or pass the name of a parameter with a prior")
+    return on_host(value)
+
+
+def on_host(value: Any) -> Any:
+    """A number of JAX as one of Python, which may be static; other values unchanged."""
+    return value.item() if isinstance(value, jax.Array) and not isinstance(value, Tracer) else value
+
+
+def check_gravity(solver: Any, potential_factor: Any) -> None:
+    """Raise ValueError unless these are a solver and a factor of `nbody`, or None."""
+    as_solver(solver)
+    if potential_factor is not None and not callable(potential_factor):
+        raise ArgumentError("potential_factor", potential_factor, "must be a function of (k, a)")
+
+
 def _names(*values: Any) -> tuple[str, ...]:
     """Values that are names of parameters."""
     return tuple(value for value in values if isinstance(value, str))
@@ -349,14 +379,21 @@ def _fixed_power(config: Config, cosmo: Parameters, linear_power: LinearPower | 
         return _AtNodes(jnp.exp(log_power(cosmo, config, linear_power)), linear_power or DEFAULT)
     if callable(linear_power):
         return linear_power
-    given: Any = linear_power
-    table = tuple(jnp.asarray(numbers(x, "linear_power"), float) for x in given)
+    k, power = checked_table(linear_power, *power_nodes(config)[[0, -1]])
     if normalise:
-        k, power = table
-        check_table(k, power, *power_nodes(config)[[0, -1]])
         check_sigma8_range(np.asarray(k), cosmo)
-        table = k, normalised_power(k, power, cosmo.sigma8)
-    return table
+        power = normalised_power(k, power, cosmo.sigma8)
+    return k, power
+
+
+def checked_table(linear_power: Any, low: float, high: float) -> tuple[Array, Array]:
+    """A table of P(k) as arrays; ValueError unless it is sorted, positive and covers a range [h/Mpc]."""
+    if not isinstance(linear_power, tuple | list | np.ndarray) or len(linear_power) != 2:
+        constraint, remedy = "must be a table (k, P), a function, or a name", 'for example "boltzmann"'
+        raise ArgumentError("linear_power", linear_power, constraint, remedy, show_value=False)
+    k, power = (jnp.asarray(numbers(x, "linear_power"), float) for x in linear_power)
+    check_table(k, power, low, high)
+    return k, power
 
 
 def value_of(value: Any, parameters: Mapping[str, ArrayLike]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -13,9 +14,9 @@ from jaxtyping import Array
 
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.infer.forward import Observable, value_of
-from pmwd_dist.observe.bias import LagrangianBias, bias_weights, tracer_density
-from pmwd_dist.observe.redshift_space import redshift_space
+from pmwd_dist.infer.forward import Observable, checked_table, number_or_name, value_of
+from pmwd_dist.observe.bias import LagrangianBias, bias_weights, checked_smoothing, tracer_density
+from pmwd_dist.observe.redshift_space import direction, redshift_space
 from pmwd_dist.pm.particles import Particles
 
 
@@ -39,6 +40,17 @@ class LagrangianGalaxies(Observable):
     smoothing: float | None = eqx.field(static=True, default=None)
     line_of_sight: str | None = eqx.field(static=True, default=None)
     linear_power: Any = None
+
+    def __post_init__(self):
+        given = {bias.name: number_or_name(getattr(self, bias.name), bias.name) for bias in fields(LagrangianBias)}
+        for name, bias in given.items():
+            setattr(self, name, bias)
+        bias = LagrangianBias(**{name: 1.0 if isinstance(x, str) else x for name, x in given.items()})
+        self.smoothing = checked_smoothing(self.smoothing, bias) or None
+        if self.line_of_sight is not None:
+            direction(self.line_of_sight)
+        if isinstance(self.linear_power, tuple | list):
+            self.linear_power = checked_table(self.linear_power, math.inf, 0)
 
     def __call__(
         self,

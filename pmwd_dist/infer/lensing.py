@@ -13,14 +13,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.infer.forward import CosmologicalModel
+from pmwd_dist.infer.forward import CosmologicalModel, check_gravity, on_host
 from pmwd_dist.infer.likelihoods import Likelihood, check_finite, checked_mask, masked
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
@@ -31,6 +33,8 @@ from pmwd_dist.pm.lpt import lpt
 from pmwd_dist.pm.nbody import nbody
 from pmwd_dist.pm.potential_factor import PotentialFactor
 from pmwd_dist.pm.status import Status
+
+_LEAST = 1e-30  # of densities and ellipticities
 
 
 class Convergence(CosmologicalModel):
@@ -70,6 +74,10 @@ class Convergence(CosmologicalModel):
         super().__post_init__()
         cone, sources = self.cone, self.sources
         _check_cone(cone, self.config)
+        check_gravity(self.solver, self.potential_factor)
+        if not isinstance(self.offsets, Tracer | None):
+            check_number(self.offsets, "offsets", several=True, unit="Mpc/h", constant=True)
+        self.field = on_host(self.field)
         cone.check(self.table)
         if not isinstance(sources, Sequence) or not sources:
             raise ArgumentError("sources", sources, "must hold the sources of each map", "for example sources=[0.5, 1]")
@@ -118,6 +126,8 @@ class Convergence(CosmologicalModel):
 
 def _check_cone(cone: LightCone, config: Config) -> None:
     """Raise ValueError unless this is a light cone of the simulation whose maps have derivatives."""
+    if not isinstance(cone, LightCone):
+        raise ArgumentError("cone", cone, "must be a FlatSkyLightCone or a SphericalLightCone")
     if cone.config != config:
         remedy = "make it with the config of the model"
         raise ArgumentError("cone", cone, "is of another simulation", remedy, show_value=False)
@@ -150,10 +160,11 @@ class ShapeNoise(Likelihood):
     shape: tuple[int, ...] = eqx.field(static=True)
 
     def __init__(self, maps: Convergence, density: Any, *, ellipticity: float = 0.26, mask: Any = None):
+        if not isinstance(maps, Convergence):
+            raise ArgumentError("maps", maps, "must be a Convergence", show_value=False)
+        check_number(density, "density", _LEAST, unit="per square arcminute", several=True, constant=True)
+        check_number(ellipticity, "ellipticity", _LEAST, constant=True)
         density = np.asarray(density, float)
-        for name, value in (("density", density), ("ellipticity", np.asarray(ellipticity))):
-            if not np.all(np.isfinite(value) & (value > 0)):
-                raise ArgumentError(name, value.tolist(), "must be positive and finite")
         if density.shape not in ((), (1,), maps.shape[:1]):
             constraint = f"must be a number, or one for each of {maps.shape[0]} maps"
             raise ArgumentError("density", density.tolist(), constraint)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,9 +14,11 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import filter_jit
 from pmwd_dist.config import Config
+from pmwd_dist.cosmology.parameters import Parameters
 from pmwd_dist.cosmology.sampled import COSMOLOGY, parameters_at
 from pmwd_dist.cosmology.transfer import transfer_warnings
 from pmwd_dist.infer import trees
@@ -57,7 +58,8 @@ class Model(eqx.Module):
         other.
 
     Warns:
-      UserWarning: a prior reaches cosmologies for which the transfer function was not compared with CAMB.
+      UserWarning: a prior reaches 0 for a positive parameter, an early time of dark energy, or cosmologies for which
+        the transfer function was not compared with CAMB.
 
     Examples:
       >>> model = infer.Model(config, forward, {"b1": infer.Normal(1.5, 0.5)}, infer.Gaussian(sigma=0.3))
@@ -103,17 +105,17 @@ class Model(eqx.Module):
         return dict(self.items)
 
     def _warn_of_tables(self) -> None:
-        """Warn of priors that reach cosmologies for which the P(k) of the forward model was not compared with CAMB."""
+        """Warn of priors that reach cosmologies without an early time of matter, or whose P(k) is not known."""
         if not isinstance(self.forward, CosmologicalModel):
             return
         power, table = self.forward.of_cosmology, self.forward.table
-        if not isinstance(power, str) or any(isinstance(x, Tracer) for x in jax.tree.leaves(table)):
+        if any(isinstance(x, Tracer) for x in jax.tree.leaves(table)):
             return
-        known = transfer_warnings(power, table.cosmo)
+        known = _prior_warnings(power, table.cosmo)
         for name, prior in self.items:
             for u in (-2.0, 2.0) if name in COSMOLOGY else ():
                 value = prior.forward(u)
-                for text in transfer_warnings(power, parameters_at({name: value}, table.cosmo)):
+                for text in _prior_warnings(power, parameters_at({name: value}, table.cosmo)):
                     if text not in known:
                         where = f"priors[{name!r}]: at {float(value):.4g}, within two deviations of its median"
                         warnings.warn(f"{where}, {text}", stacklevel=4)  # equinox calls __init__
@@ -296,8 +298,7 @@ class Posterior(eqx.Module):
         Raises:
           ValueError: a weight that is negative or not finite.
         """
-        if not 0 <= float(weight) < math.inf:
-            raise ArgumentError("weight", weight, "must be finite and not negative", "use 1 for the posterior itself")
+        check_number(weight, "weight", 0, remedy="use 1 for the posterior itself", constant=True)
         return eqx.tree_at(lambda p: p.weight, self, jnp.asarray(weight, self.weight.dtype))
 
     def numpyro_model(self) -> None:
@@ -345,6 +346,15 @@ class Posterior(eqx.Module):
         if self.preconditioner.linear:
             noise = wiener_draw(key, noise, self, unwhiten(numbers, model.priors))
         return self.to_latent(noise, numbers)
+
+
+def _prior_warnings(power: Any, cosmo: Parameters) -> list[str]:
+    """Warnings about a cosmology whose dark energy dominates early, or whose P(k) was not compared with CAMB."""
+    found = transfer_warnings(power, cosmo) if isinstance(power, str) else []
+    state = float(cosmo.w0 + cosmo.wa)
+    if cosmo.w_table is None and state >= 0:
+        found.append(f"w0 + wa = {state:.3g} must be less than 0, or dark energy dominates early")
+    return found
 
 
 def numpyro_position(sites: Mapping[str, Any]) -> Position:

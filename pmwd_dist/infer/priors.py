@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,7 @@ from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import jit
+from pmwd_dist.cosmology.parameters import RANGES
 from pmwd_dist.cosmology.sampled_parameters import bound_of
 
 
@@ -163,7 +165,7 @@ class LogNormal:
 def check_priors(priors: Any, noise: str | None) -> None:
     """Raise ValueError unless all are priors in bounds, with a width that the floating-point precision resolves.
 
-    The parameter `noise` of the likelihood is positive.
+    The parameter `noise` of the likelihood is positive. A warning names priors that reach a bound of zero.
     """
     if not isinstance(priors, Mapping):
         raise ArgumentError("priors", priors, "must be a mapping from names", 'for example {"b1": infer.Normal(1, 1)}')
@@ -184,6 +186,14 @@ def check_priors(priors: Any, noise: str | None) -> None:
         if bound and least < 0:
             constraint = f"allows {least:.3g}, and {name} is not negative"
             raise ArgumentError(f"priors[{name!r}]", prior, constraint, "bound it from below with low")
+        low, high, kind = RANGES.get(name, (-math.inf, math.inf, ""))
+        if values[2] > high or (not bound and values[0] < low):
+            value = values[2] if values[2] > high else values[0]
+            constraint = f"allows {value:.3g}, within two deviations of its median, and {name} is {kind}"
+            raise ArgumentError(f"priors[{name!r}]", prior, constraint, f"use bounds from {low:g} to {high:g}")
+        if bound == "positive" and values[0] <= 0:
+            text = "0 is within two deviations of its median; bound it from below with low"
+            warnings.warn(f"priors[{name!r}]: {text}", stacklevel=5)  # equinox calls Model.__init__
 
 
 def whiten(values: Mapping[str, Any], priors: Mapping[str, Prior]) -> dict[str, Array]:

@@ -100,7 +100,7 @@ def bias_weights(
         check_number(value, name)
     modes = inputs.checked_modes(modes, config)
     at = inputs.scale_factor(config.a_stop if a is None else a)
-    radius = _checked_smoothing(smoothing, bias)
+    radius = checked_smoothing(smoothing, bias)
     names = [field.name for field in fields(bias) if not _is_zero(getattr(bias, field.name))]
     used = tuple(name for name in names if name not in _PRIMORDIAL or not _is_zero(f_nl))
     factors = {name: f_nl if name in _PRIMORDIAL else 1 for name in used}
@@ -118,7 +118,8 @@ def _is_zero(value: Any) -> bool:
     return not isinstance(value, Tracer) and float(value) == 0
 
 
-def _checked_smoothing(smoothing: Any, bias: LagrangianBias) -> float:
+def checked_smoothing(smoothing: Any, bias: LagrangianBias) -> float:
+    """The radius of the filter, 0 without one; ValueError if an operator needs one."""
     if smoothing is None:
         for name in _NONLINEAR:
             if not _is_zero(getattr(bias, name)):

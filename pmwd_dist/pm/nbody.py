@@ -125,7 +125,7 @@ def nbody(
         raise ArgumentError("potential_factor", potential_factor, "must be a function of (k, a)")
     if isinstance(potential_factor, ForceCorrection):
         potential_factor.check(config)
-    solver, saveat = _as_solver(solver), as_saveat(saveat)
+    solver, saveat = as_solver(solver), as_saveat(saveat)
     max_steps = whole_number(max_steps, "max_steps", least=1)
     meter = _checked_meter(progress_meter, config)
     table = growth_table_to(config.lpt_order, cosmo)
@@ -217,7 +217,7 @@ def _solve(
     return Solution(final, states["saved"], saved_at["saved"], None, status)
 
 
-def _as_solver(solver: Any) -> diffrax.AbstractSolver[Any]:
+def as_solver(solver: Any) -> diffrax.AbstractSolver[Any]:
     """A solver, from itself, its name or None."""
     if isinstance(solver, str) and solver.lower() in SOLVERS:
         return SOLVERS[solver.lower()]()

@@ -104,7 +104,7 @@ def test_the_weight_is_the_power_of_the_likelihood(linear: infer.Posterior) -> N
     np.testing.assert_allclose(none[0][0] - other, prior, rtol=1e-9)
     for x, y, z in zip(*map(jax.tree.leaves, (none[0], some[0], one[0])), strict=True):
         np.testing.assert_allclose(y, 0.7 * x + 0.3 * z, rtol=1e-9, atol=1e-9)
-    with pytest.raises(ValueError, match=r"weight=-0.1 must be finite and not negative; use 1"):
+    with pytest.raises(ValueError, match=r"weight=-0.1 must be a finite number, 0 or more; use 1"):
         linear.weighted(-0.1)
 
 
@@ -312,36 +312,74 @@ def test_positions_are_the_noise_without_linear_theory(cosmo: Any) -> None:
     assert away(finer, simulation, infer.Gaussian(1.0)) < 1e-12
 
 
-def test_wrong_models_are_refused(cosmo: Any) -> None:
-    both = {"b1": infer.Uniform(0.1, 4.0), "bias": infer.Uniform(0.1, 4.0)}
-    config = configure()
-    forward = infer.LinearField(config, cosmo, bias="b1")
-    with pytest.raises(ValueError, match=r"priors=\[\] lacks 'b1'; add a prior of b1"):
-        infer.Model(config, forward, {}, infer.Gaussian(1.0))
-    simulation = infer.Simulation(config, cosmo, observable=infer.LagrangianGalaxies(b2="b2"))
-    with pytest.raises(ValueError, match="lacks 'b2'"):
-        infer.Model(config, simulation, {}, infer.Gaussian(1.0))
-    with pytest.raises(ValueError, match="lacks 'sd'"):
-        infer.Model(config, lambda noise, _: noise, {}, infer.Gaussian("sd"))
-    priors = {"Omega_m": infer.Uniform(0.1, 0.5), "Omega_c": infer.Uniform(0.1, 0.5)}
-    with pytest.raises(ValueError, match="both Omega_m and Omega_c"):
-        infer.Model(config, lambda noise, _: noise, priors, infer.Gaussian(1.0))
-    misspelled = infer.Model(config, lambda noise, p: 1 + noise * p["b1"], both, infer.Gaussian(1.0))
-    with pytest.raises(ValueError, match=r"priors=.* holds bias, which neither .* uses; leave it out, or look at how"):
-        misspelled.condition(np.arange(192.0).reshape(SHAPE))
-    fixed = infer.Model(config, infer.LinearField(config, cosmo), {"sd": both["bias"]}, infer.Gaussian(1.0))
-    with pytest.raises(ValueError, match="holds sd, which neither"):
-        fixed.condition(np.arange(192.0).reshape(SHAPE))
-    with pytest.raises(ValueError, match="likelihood=3.0 is no likelihood; use infer.Gaussian .* or a subclass of"):
-        infer.Model(config, forward, both, 3.0)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="abstract"):
-        infer.Likelihood()  # type: ignore[abstract]
-    with pytest.raises(ValueError, match="forward is of another simulation; make it with the config of the model"):
-        infer.Model(configure(steps=7), forward, both, infer.Gaussian(1.0))
-    with pytest.raises(ValueError, match=r"particle_shape=\(4, 3, 2\) must be mesh_shape=.* for a linear field"):
-        infer.LinearField(configure(particle_shape=(4, 3, 2)), cosmo)
-    with pytest.raises(ValueError, match='gravity=.* must be "nbody" or "lpt"'):
-        infer.Simulation(config, cosmo, gravity="linear")  # type: ignore[arg-type]
+BOTH = {"b1": infer.Uniform(0.1, 4.0), "bias": infer.Uniform(0.1, 4.0)}
+NUMBERS = np.arange(192.0).reshape(SHAPE)
+
+
+def model_of(priors: Any, forward: Any = lambda noise, _: noise, likelihood: Any = infer.Gaussian(1.0)) -> infer.Model:  # noqa: B008
+    return infer.Model(configure(), forward, priors, likelihood)
+
+
+def fields_of(cosmo: Any, kind: Any = infer.LinearField, **options: Any) -> Any:
+    return kind(configure(), cosmo, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda c: model_of({}, fields_of(c, bias="b1")), r"priors=\[\] lacks 'b1'; add a prior of b1"),
+        (
+            lambda c: model_of({}, fields_of(c, infer.Simulation, observable=infer.LagrangianGalaxies(b1="x"))),
+            "lacks 'x'",
+        ),
+        (lambda _: model_of({}, likelihood=infer.Gaussian("sd")), "lacks 'sd'"),
+        (
+            lambda _: model_of(dict.fromkeys(("Omega_m", "Omega_c"), infer.Uniform(0.1, 0.5))),
+            "both Omega_m and Omega_c",
+        ),
+        (
+            lambda _: model_of(BOTH, lambda noise, p: 1 + noise * p["b1"]).condition(NUMBERS),
+            r"priors=.* holds bias, which neither .* uses; leave it out, or look at how",
+        ),
+        (lambda c: model_of({"sd": BOTH["b1"]}, fields_of(c)).condition(NUMBERS), "holds sd, which neither"),
+        (lambda _: model_of(BOTH, likelihood=3.0), "likelihood=3.0 is no likelihood; use infer.Gaussian .* or a sub"),
+        (
+            lambda c: infer.Model(configure(steps=7), fields_of(c), {}, infer.Gaussian(1.0)),
+            "forward is of another simulation; make it with the config of the model",
+        ),
+        (
+            lambda c: infer.LinearField(configure(particle_shape=(4, 3, 2)), c),
+            r"particle_shape=\(4, 3, 2\) must be mesh_shape=.* for a linear field",
+        ),
+        (lambda c: fields_of(c, infer.Simulation, gravity="linear"), 'gravity=.* must be "nbody" or "lpt"'),
+        (lambda c: fields_of(c, bias=np.nan), "bias=nan must be a finite number; or pass the name of a parameter"),
+        (lambda c: fields_of(c, infer.Simulation, bias=jnp.asarray(jnp.nan)), r"bias=Array\(nan.* must be a finite"),
+        (
+            lambda c: fields_of(c, infer.Simulation, bias="b", observable=infer.LagrangianGalaxies()),
+            "bias='b' has no effect beside an observable; leave one",
+        ),
+        (lambda c: fields_of(c, infer.Simulation, observable=3), "observable=3 must be a function; use Lagrangian"),
+        (lambda c: fields_of(c, infer.Simulation, solver="euler"), "solver='euler' must be a solver"),
+        (lambda c: fields_of(c, infer.Simulation, potential_factor=3), r"potential_factor=3 must be a function of"),
+        (lambda c: fields_of(c, linear_power=3), "linear_power must be a table .k, P., a function, or a name"),
+        (
+            lambda c: fields_of(c, linear_power=[x[::-1] for x in table_of(c, 1.0)]),
+            r"linear_power is not sorted: k\[1\]=49.*; k must be positive and rise",
+        ),
+        (lambda _: infer.LagrangianGalaxies(b1=np.nan), "b1=nan must be a finite number"),
+        (lambda _: infer.LagrangianGalaxies(smoothing=jnp.asarray(-1.0)), "smoothing=Array.* must be a finite number"),
+        (lambda _: infer.LagrangianGalaxies(b2="b2"), "smoothing=None must be given: the operator of b2 diverges"),
+        (lambda _: infer.LagrangianGalaxies(line_of_sight="w"), "line_of_sight='w' must be 'x', 'y', 'z' or three"),
+        (
+            lambda c: infer.LagrangianGalaxies(bphi=1.0, linear_power=[x[::-1] for x in table_of(c, 1.0)]),
+            "linear_power is not sorted",
+        ),
+        (lambda _: infer.Likelihood(), "abstract"),  # type: ignore[abstract]
+    ],
+)
+def test_wrong_models_are_refused(make: Any, message: str, cosmo: Any) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        make(cosmo)
 
 
 class Own(infer.Gaussian):
@@ -444,21 +482,36 @@ def test_a_contrast_in_place_of_a_density_raises_a_warning(cosmo: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prior", "message"),
+    ("name", "prior", "message"),
     [
-        (3.0, r"priors\['h'\]=3.0 is no prior; use infer.Normal"),
+        ("h", 3.0, r"priors\['h'\]=3.0 is no prior; use infer.Normal"),
+        ("h", infer.Normal(0.7, 1e-300), r"priors\['h'\]=Normal.* has 0.7, 0.7, 0.7 as its median and two deviations"),
+        ("b1", infer.LogNormal(1.0, 1e3), "has .*inf as its median"),
+        ("h", infer.Uniform(-2.0, -1.0), "has a median that is not positive; bound it from below"),
+        ("sigma8", infer.Uniform(-5.0, 6.0), "allows -5, and sigma8 is not negative; bound it from below with low"),
         (
-            infer.Normal(0.7, 1e-300),
-            r"priors\['h'\]=Normal.* has 0.7, 0.7, 0.7 as its median and two deviations from it",
+            "w0",
+            infer.Uniform(-50.0, 3.0),
+            "allows -48.8, within two .*, and w0 is an equation of state; use bounds from",
         ),
-        (infer.LogNormal(1.0, 1e3), "has .*inf as its median"),
-        (infer.Uniform(-2.0, -1.0), "has a median that is not positive; bound it from below"),
-        (infer.Uniform(-5.0, 6.0), "allows -5, and h is not negative; bound it from below with low"),
+        ("m_nu", infer.Uniform(0.0, 99.0), "allows 96.7, .* use bounds from 0 to 10"),
     ],
 )
-def test_unused_priors_are_refused(prior: Any, message: str) -> None:
+def test_wrong_priors_are_refused(name: str, prior: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        infer.Model(configure(), lambda noise, _: noise, {"h": prior}, infer.Gaussian(1.0))
+        model_of({name: prior})
+
+
+@pytest.mark.parametrize(
+    ("name", "prior", "message"),
+    [
+        ("sigma8", infer.Normal(0.8, 0.5), r"priors\['sigma8'\]: 0 is within two deviations of its median; bound it"),
+        ("wa", infer.Uniform(0.5, 1.4), r"at 1.38, within two .*, w0 \+ wa = 0.38 must be less than 0, or dark energy"),
+    ],
+)
+def test_priors_that_reach_nonsense_raise_a_warning(name: str, prior: Any, message: str, cosmo: Any) -> None:
+    with pytest.warns(UserWarning, match=message):
+        model_of({name: prior}, fields_of(cosmo))
 
 
 def test_a_linear_field_does_not_depend_on_the_orientation_of_the_lattice() -> None:
