@@ -17,8 +17,7 @@ from pmwd_dist import infer
 from pmwd_dist.infer.constants import ENERGY_VARIANCE
 from pmwd_dist.infer.preconditioner_adaptation import Adaptation, adapt, changes_of_curvature, mode_numbers
 from pmwd_dist.infer.samplers import mclmc
-from pmwd_dist.infer.tuning.curvature import at_extremes, largest_curvatures, longest_step
-from pmwd_dist.infer.tuning.loop import run_blocks
+from pmwd_dist.infer.tuning.loop import at_extremes, largest_curvatures, longest_step, run_blocks
 from pmwd_dist.infer.tuning.schedule import Schedule, block_length
 
 TRUTH = {"sigma8": 0.8159, "Omega_m": 0.3075, "b1": 0.8}

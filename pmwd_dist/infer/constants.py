@@ -13,7 +13,7 @@ LARGEST_CURVATURE = 4.0  # after scaling; MCLMC at its target step is stable up 
 CURVATURE_DIFFERENCE = 0.5  # half the difference of a parameter, in linear theory's scales: about one posterior width
 RIDGE = 0.01  # share of its variance added to each regressor, so that those without data get no coefficient
 
-# Blocks and steps (`tuning.schedule`, `tuning.step_size`).
+# Blocks and steps (`tuning.schedule`).
 SHORTEST = 40  # steps of the shortest tuning: eight blocks of five
 BLOCK = 20  # steps with one step size: the variance of their error is known to a third
 TRAJECTORIES = 5  # trajectories of a block of HMC, each of many steps
@@ -27,7 +27,7 @@ LARGEST_CHANGE = math.log(2)  # largest change of the logarithm of the step from
 UNSTABLE, UNSTABLE_LATE = 100.0, 10.0  # variance of an unstable block per target; late, when chains have settled
 LARGEST_STABLE, AFTER_UNSTABLE = 0.8, 0.5  # largest step to try and next step, relative to an unstable step
 
-# Stability (`tuning.curvature`).
+# Stability (`tuning.loop`).
 LARGEST_PHASE = 1.6  # step per root of the dimensions, times the root of the curvature, which varies; 2 is unstable
 AWAY = 2.5  # distance from the mean of a parameter [standard deviations]: 1 % of the draws are farther
 ASIDE = 0.5  # half the distance of a difference of gradients, about the distance of a step along one direction

@@ -2,7 +2,7 @@
 
 MCLMC accepts every step, so its chains check their own steps after 1, 2, 4, 8 chunks and so on (`step_errors`). Where
 steps are too long, all draws are discarded, and chains start over from the positions before the last chunk: with
-shorter steps, or with a correction of the mean of parameters (`tuning.discretisation_bias`). Another chunk is discarded
+shorter steps, or with a correction of the mean of parameters (`diagnostics.bias_slopes`). Another chunk is discarded
 as burn-in. The sampled density never changes while draws are kept. Draws that `sample` has returned are never
 discarded.
 """
@@ -27,15 +27,14 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import filter_jit, jit
 from pmwd_dist.infer.chain import scales
 from pmwd_dist.infer.chain.chain import Chain, Moments, Progress, Restarts, Run, named, on_devices, placed, restored
-from pmwd_dist.infer.chain.diagnostics import step_errors
+from pmwd_dist.infer.chain.diagnostics import bias_slopes, step_errors
 from pmwd_dist.infer.chain.folder import ChainFolder, chain_of, identity_of
-from pmwd_dist.infer.chain.progress import is_shown, with_bar
+from pmwd_dist.infer.chain.progress import displayed, is_shown
 from pmwd_dist.infer.constants import ENERGY_VARIANCE, FEW_FAILURES, LARGEST_BIAS, LARGEST_REMAINDER, MOST_RESTARTS
 from pmwd_dist.infer.lensing import Convergence
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers.mclmc import IntegratorState, density_shift
 from pmwd_dist.infer.samplers.methods import Method, check_method, transition
-from pmwd_dist.infer.tuning import discretisation_bias
 from pmwd_dist.infer.tuning.loop import ChainTuning, TuningProgress, begin, check_share
 from pmwd_dist.infer.tuning.schedule import Schedule
 from pmwd_dist.io.arrays import Arrays
@@ -87,8 +86,7 @@ def sample(
         ends the run. Of several processes, each calls it, and all of them have to raise it.
       tuning_listener: function called after each block of the tuning; an exception ends the run, with the state on
         disk. Of several processes, all have to raise it, as a `pmwd_dist.distributed.SharedError`.
-      progress: whether to show the progress on standard error, as a bar if tqdm is installed; default: in a terminal
-        and in a notebook.
+      progress: whether to show the progress in a line of standard error; default: in a terminal and in a notebook.
 
     Raises:
       ValueError: an argument out of its range, or a folder with a chain of another model.
@@ -109,14 +107,18 @@ def sample(
     _check_numbers(key, steps, thin, chunk, most_failures)
     schedule = Schedule(positions, tuning_steps, method, energy_variance)
     options = {"method": method, "energy_variance": energy_variance, "tuning_steps": tuning_steps, "thin": thin}
-    identity = _identity(posterior, positions, key, options | {"chunk": chunk, "keep_noise": keep_noise})
+    model, typed = posterior.model, jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    parts = {"config": model.config, "model": model.forward, "priors": model.items, "likelihood": model.likelihood}
+    parts |= {"data": posterior.data, "preconditioner": posterior.preconditioner, "weight": posterior.weight}
+    parts |= {"start": positions, "key": jax.random.key_data(key) if typed else key}
+    identity = identity_of(parts | options | {"chunk": chunk, "keep_noise": keep_noise})
     with raise_on_all_processes():
         folder = ChainFolder(output, identity)
         stored, earlier = folder.read(noise=False)
     wanted = steps // (thin * chunk)
     begin_key, tune_key, run_key = jax.random.split(key, 3)
-    listeners = listener, tuning_listener
-    with with_bar(len(earlier), wanted, *listeners) if is_shown(progress) else nullcontext(listeners) as (tell, tuned):
+    listeners: Any = listener or _ignore, tuning_listener or _ignore
+    with displayed(len(earlier), wanted, *listeners) if is_shown(progress) else nullcontext(listeners) as (tell, tuned):
         run = begin(begin_key, on_devices(positions, posterior.model.config, spmd_axis_name), posterior, spmd_axis_name)
         _check_begun(run, posterior)
         how = posterior, method, thin, chunk, spmd_axis_name
@@ -154,7 +156,7 @@ class _Chains:
     energy_variance: float
     most_failures: float
     keep_noise: bool
-    listener: Callable[[Progress], None] | None
+    listener: Callable[[Progress], None]
 
     def draw(self, run: Run, restarts: Restarts, chunks: list[Arrays], wanted: int) -> None:
         """Write chunks until there are as many as wanted; where chains start over, all of them anew."""
@@ -177,10 +179,9 @@ class _Chains:
             self.tell(run, len(chunks), arrays, restarts)
 
     def tell(self, run: Run, chunks: int, draws: Arrays, restarts: Restarts) -> None:
-        """Call the listener, if there is one."""
-        if self.listener is not None:
-            L, step_size = (float(np.asarray(x)) for x in run.tuning[:2])
-            self.listener(Progress(chunks, step_size, L, draws, restarts.times))
+        """Call the listener."""
+        L, step_size = (float(np.asarray(x)) for x in run.tuning[:2])
+        self.listener(Progress(chunks, step_size, L, draws, restarts.times))
 
     def _key(self, restarts: Restarts, index: int, number: int = 1) -> Array:
         return jax.random.split(jax.random.fold_in(jax.random.fold_in(self.key, restarts.times), index))[number]
@@ -208,9 +209,13 @@ class _Chains:
         errors, slopes = step_errors(chain, self.energy_variance, most), dict.fromkeys(chain.parameters, 0.0)
         biased = bool(errors.biased) and not errors.unstable and not errors.unmixed
         if biased:
-            slopes = discretisation_bias.estimate(chain, self.posterior.model.priors)
+            slopes = bias_slopes(chain, self.posterior.model.priors)
         needed, factor, slopes = from_main((biased or bool(errors.unstable), errors.corrected_factor, slopes))
         return (factor, slopes) if needed else None
+
+
+def _ignore(progress: Any) -> None:
+    """No listener."""
 
 
 def _with(run: Run, factor: float, slopes: dict[str, float]) -> Run:
@@ -315,16 +320,6 @@ def _at(posterior: Posterior, positions: Position, chain: int) -> tuple[str, str
     return f"{where}, where the prediction is {wrong}" if wrong else where, remedy
 
 
-def _identity(posterior: Posterior, positions: Position, key: Array, options: dict[str, Any]) -> dict[str, str]:
-    """Description of the posterior, the first positions, the key and the options."""
-    model = posterior.model
-    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    parts = {"config": model.config, "model": model.forward, "priors": model.items, "likelihood": model.likelihood}
-    parts |= {"data": posterior.data, "preconditioner": posterior.preconditioner, "weight": posterior.weight}
-    parts |= {"start": positions, "key": jax.random.key_data(key) if typed else key}
-    return identity_of(parts | options)
-
-
 @filter_jit
 def _advance(
     key: Array, run: Run, posterior: Posterior, method: Method, thin: int, chunk: int, axis: str | None
@@ -332,7 +327,11 @@ def _advance(
     """A chunk of all chains, with arrays of shape (chains, draws), (bands, chains, draws) or (chains, steps)."""
     posterior = posterior.adapted(run.adaptation)
     chains, config = run.states.logdensity.shape[0], posterior.model.config
-    added = partial(discretisation_bias.correction, posterior=posterior, slopes=run.correction)
+
+    def added(position: Position) -> Array:
+        """The correction of the log density, linear in the whitened parameters of a position."""
+        return jnp.asarray(sum(run.correction[name] * u for name, u in posterior.whitened(position).items()))
+
     options: dict[str, Any] = {"logdensity": lambda z: posterior.logdensity(z) + added(z), "method": method}
     options |= {"tuning": run.tuning, "agree": config.decomposition.equal_copies}
     bands = scales.scales_of(config)

@@ -115,6 +115,26 @@ def step_bias(x: Chains, density_shift: Chains) -> tuple[float, float]:
     return float(np.mean(product)) / left, float(np.std(product)) / math.sqrt(ess_mean(product)) / left
 
 
+def bias_slopes(chain: Any, priors: Mapping[str, Any]) -> dict[str, float]:
+    """Slopes with each whitened parameter of a log density whose draws have no discretisation bias to first order.
+
+    Chains of the density p exp(-b v), with independent combinations v = R^-1 (u - mean) of the whitened parameters u
+    and b = Cov(s, v), have draws of p to first order in the density shift s (docs/explanation/tuning.md). The shift of
+    the chain, whose draws are mixed, includes the correction that it was drawn with.
+    """
+    # A draw at a bound in floating-point precision is infinitely far away.
+    white = [np.clip(np.asarray(priors[name].inverse(x), float), -8, 8) for name, x in chain.parameters.items()]
+    u, s = np.stack([x.ravel() for x in white]), np.asarray(chain.density_shift, float).ravel()
+    u, s = u - u.mean(axis=1, keepdims=True), s - s.mean()
+    root = np.linalg.cholesky(u @ u.T / s.size + 1e-12 * np.eye(len(u)))
+    v = np.linalg.solve(root, u)
+    b = v @ s / s.size
+    products = [x.reshape(white[0].shape) for x in v * (s - b @ v)]
+    error = np.array([np.std(x) / math.sqrt(ess_mean(x)) for x in products])
+    shrunk = b**3 / np.maximum(b**2 + error**2, 1e-300)
+    return dict(zip(chain.parameters, (-np.linalg.solve(root.T, shrunk)).tolist(), strict=True))
+
+
 class StepErrors(NamedTuple):
     """Errors of draws by MCLMC whose steps are too long.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,22 +16,23 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from pmwd_dist._jax.profile import part
-from pmwd_dist._jax.program import filter_jit
+from pmwd_dist._jax.program import filter_jit, jit
 from pmwd_dist.infer import preconditioner_adaptation as adaptation
+from pmwd_dist.infer import trees
 from pmwd_dist.infer.chain.chain import Moments, Run, named, placed, restored
 from pmwd_dist.infer.chain.folder import ChainFolder
-from pmwd_dist.infer.constants import TRAJECTORIES
+from pmwd_dist.infer.constants import ASIDE, AWAY, FURTHER, ITERATIONS, LARGEST_PHASE, TRAJECTORIES
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.mclmc import IntegratorState, LogDensity
 from pmwd_dist.infer.samplers.methods import Method, Tuning, transition
-from pmwd_dist.infer.tuning.curvature import at_extremes, largest_curvatures, longest_step
 from pmwd_dist.infer.tuning.schedule import Block, Schedule, TuningState, block_length
 from pmwd_dist.io.arrays import Arrays
-from pmwd_dist.parallel.distributed import SharedError, from_main, to_host
+from pmwd_dist.parallel.distributed import SharedError, from_main, to_devices, to_host
 from pmwd_dist.pm.status import SimulationError
 
 _CHECKPOINT_SECONDS = 10.0  # time between writes
+_aside = jit(trees.add)
 
 
 class TuningProgress(NamedTuple):
@@ -71,7 +72,7 @@ class ChainTuning:
     schedule: Schedule
     folder: ChainFolder
     axis: str | None
-    listener: Callable[[TuningProgress], None] | None
+    listener: Callable[[TuningProgress], None]
     _written: float = field(default_factory=time.monotonic)
 
     @part("tuning")
@@ -150,10 +151,9 @@ class ChainTuning:
 
     def _keep(self, state: TuningState) -> None:
         try:
-            if self.listener is not None:
-                L, step_size = (float(np.asarray(x)) for x in self.schedule.tuning(state)[:2])
-                share, stage = state.total / len(self.schedule.blocks), self.schedule.next(state).stage.name
-                self.listener(TuningProgress(share, stage, step_size, L))
+            L, step_size = (float(np.asarray(x)) for x in self.schedule.tuning(state)[:2])
+            share, stage = state.total / len(self.schedule.blocks), self.schedule.next(state).stage.name
+            self.listener(TuningProgress(share, stage, step_size, L))
         except BaseException as error:
             if jax.process_count() == 1 or isinstance(error, SharedError):  # to write is collective
                 self._write(state)
@@ -250,3 +250,61 @@ def run_blocks(
         return state, Block(energy_change, nonans, observed, noise)
 
     return jax.vmap(one, spmd_axis_name=spmd_axis_name)(jax.random.split(key, chains), states)
+
+
+def largest_curvatures(slopes: Callable[[Any], Any], positions: Any, extremes: Sequence[Any] = ()) -> np.ndarray:
+    """Lower bounds of the largest curvature of the log density at positions, and then at extremes, batch by batch.
+
+    The largest curvature limits the stable steps of MCLMC in any number of dimensions. It is found by power iteration,
+    with differences of gradients instead of products with the Hessian. The few iterations at extremes begin with the
+    directions that were found at the positions.
+
+    `slopes` gives the gradients of the log density at positions of a batch of chains, and `extremes` are other
+    positions of the same chains (`at_extremes`).
+    """
+
+    def iterated(positions: Any, directions: Any, times: int) -> tuple[Any, np.ndarray]:
+        sizes = None
+        for _ in range(times):
+            ends = [slopes(_aside(positions, sign * ASIDE, directions)) for sign in (-1.0, 1.0)]
+            directions, sizes = _normalised(jax.tree.map(lambda x, y: (x - y) / (2 * ASIDE), *ends))
+        return directions, to_host(sizes)
+
+    directions, found = iterated(positions, _normalised(slopes(positions))[0], ITERATIONS)
+    return np.concatenate([found, *(iterated(x, directions, FURTHER)[1] for x in extremes)])
+
+
+@jit
+def _normalised(directions: Any) -> tuple[Any, Array]:
+    """Directions of norm 1, and their norms."""
+    sizes = jax.vmap(trees.norm)(directions)
+    return jax.vmap(lambda size, x: trees.scale(1 / size, x))(sizes, directions), sizes
+
+
+def at_extremes(positions: Any, numbers: np.ndarray) -> list[Any]:
+    """Batches of the positions, each with numbers that are `AWAY` standard deviations from their mean, one at a time.
+
+    The numbers are those of the positions along chains, (chains, steps, n); there may be none. Curvatures grow with
+    parameters such as a galaxy bias, and chains of a short tuning visit the middle of the posterior.
+    """
+    if not numbers.size:
+        return []
+    mean, sd = numbers.mean(axis=(0, 1)), numbers.std(axis=(0, 1))
+    leaves, structure = jax.tree.flatten(positions)
+    places = [i for i, x in enumerate(leaves) if x.ndim == 1]
+    extremes = [(i, m + sign * AWAY * s) for i, m, s in zip(places, mean, sd, strict=True) for sign in (-1.0, 1.0)]
+    batches, chains = list[Any](), len(numbers)
+    for first in range(0, len(extremes), chains):
+        new = list(leaves)
+        for chain, (i, extreme) in enumerate(extremes[first : first + chains]):
+            moved = np.array(to_host(new[i]))
+            moved[chain] = extreme
+            new[i] = to_devices(moved, leaves[i].sharding)
+        batches.append(structure.unflatten(new))
+    return batches
+
+
+def longest_step(curvatures: np.ndarray) -> float:
+    """The stability limit of the step of MCLMC, per root of the dimensions; values that are not finite are ignored."""
+    largest = float(np.max(curvatures, where=np.isfinite(curvatures), initial=0.0))
+    return LARGEST_PHASE / math.sqrt(largest) if largest > 0 else math.inf

@@ -7,7 +7,7 @@ logarithm. HMC begins as MCLMC, which reaches the posterior in fewer gradients, 
 
 The variance of the energy error goes as h^6 for a step h of MCLMC, and as h^4 for a trajectory of HMC. Each block asks
 for the step with the target variance. MCLMC accepts every step and takes a low quantile of these, HMC the median. The
-largest curvature limits the step (`tuning.curvature`), since the error of many dimensions hides a few unstable ones.
+largest curvature limits the step (`tuning.loop`), since the error of many dimensions hides a few unstable ones.
 """
 
 from __future__ import annotations
