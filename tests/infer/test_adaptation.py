@@ -14,10 +14,7 @@ import numpy as np
 import pytest
 
 import pmwd_dist as pmd
-from benchmarks.calibration import ranks, uniformity
-from benchmarks.mocks import Mocks
 from pmwd_dist import infer
-from pmwd_dist.infer.chain.folder import ChainFolder
 from pmwd_dist.infer.constants import BANDS, CLASSES, LARGEST_CURVATURE
 from pmwd_dist.infer.forward import wavevectors
 from pmwd_dist.infer.preconditioner_adaptation import (
@@ -196,18 +193,6 @@ def test_observed_sums_are_derivatives_of_the_gradient_by_a_shift(kind: Any) -> 
 
 
 @pytest.mark.slow
-def test_adaptation_of_divided_fields_is_the_same_and_gathers_none() -> None:
-    expected = run(posterior_of((1, 1)).adapted(some_adaptation()), position_of(0))
-    divided = posterior_of((2, 2)).adapted(some_adaptation((2, 2)))
-    program = run.lower(divided, position_of(0)).compile()
-    text = program.compiled.as_text()
-    assert "all-to-all" in text or "collective-permute" in text
-    assert "all-gather" not in text
-    for x, y in zip(jax.tree.leaves(program(divided, position_of(0))), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(x, y, atol=1e-8 * np.max(np.abs(y), initial=1.0))
-
-
-@pytest.mark.slow
 def test_programs_of_a_tuning_gather_no_field() -> None:
     """Blocks that observe, changes of curvature and the change of positions, on pencils."""
     posterior = posterior_of((2, 2), Projected)
@@ -291,51 +276,6 @@ def test_adaptation_recovers_the_dependence_of_modes_on_parameters() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_adapts_draws_the_posterior_and_goes_on_to_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = pmd.Config(box_size=80.0, mesh_shape=4, decomposition=(1, 1))
-    prior, sigma = infer.Normal(1.5, 0.3), 0.3
-    model = infer.Model(config, Misjudged(config), {"b1": prior}, infer.Gaussian(sigma))
-    data = 1 + 1.7 * np.random.default_rng(0).standard_normal((4, 4, 4))
-    posterior = model.condition(data)
-    starts = jax.vmap(posterior.initial)(jax.random.split(jax.random.key(1), 2))
-    options: dict[str, Any] = {"key": jax.random.key(2), "tuning_steps": 400, "chunk": 200}
-    chain = infer.sample(posterior, starts, steps=1200, output=tmp_path / "whole", **options)
-
-    b1 = np.linspace(0.5, 3.0, 2001)
-    variance = b1**2 + sigma**2
-    log = -0.5 * (np.sum((data - 1) ** 2) / variance + 64 * np.log(variance) + ((b1 - 1.5) / 0.3) ** 2)
-    weight = np.exp(log - log.max())
-    mean = np.average(b1, weights=weight)
-    sd = np.sqrt(np.average((b1 - mean) ** 2, weights=weight))
-    draws = chain.parameters["b1"]
-    assert infer.ess_mean(draws) > 150
-    assert abs(draws.mean() - mean) < 4 * sd / math.sqrt(infer.ess_mean(draws))
-    assert draws.std() == pytest.approx(sd, rel=0.25)
-    wiener = (data - 1) * np.average(b1 / variance, weights=weight)
-    spread = np.sqrt(np.average(sigma**2 / variance, weights=weight))
-    assert np.sqrt(np.mean((chain.noise_mean - wiener) ** 2)) < 0.25 * spread
-
-    kept: list[int] = []
-
-    def kill(self: Any, state: Any) -> None:
-        write_state(self, state)
-        kept.append(1)
-        if len(kept) == 9:  # in the second stage, after an adaptation
-            raise KeyboardInterrupt
-
-    write_state = ChainFolder.write_state
-    monkeypatch.setattr(loop, "_CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(ChainFolder, "write_state", kill)
-    with pytest.raises(KeyboardInterrupt):
-        infer.sample(posterior, starts, steps=200, output=tmp_path / "again", **options)
-    for steps in (200, 400):
-        again = infer.sample(posterior, starts, steps=steps, output=tmp_path / "again", **options)
-    np.testing.assert_array_equal(again.parameters["b1"], draws[:, :400])
-
-
-@pytest.mark.slow
 def test_projected_modes_follow_an_amplitude_without_bias(tmp_path: Path) -> None:
     """Its posterior is known: the modes of the projection have the variance (10 b1)^2 + 1.
 
@@ -365,29 +305,3 @@ def test_projected_modes_follow_an_amplitude_without_bias(tmp_path: Path) -> Non
     shift, error = infer.step_bias(draws, chain.density_shift)
     assert abs(shift) < 0.02 + 3 * error
     assert error < 0.01
-
-
-@pytest.mark.slow
-def test_mocks_are_adapted_one_by_one_and_ranks_are_uniform_but_of_overdispersed_data() -> None:
-    """Simulation-based calibration: 32 mocks of the model, and 16 whose contrasts are 1.4 times as large."""
-    config = pmd.Config(box_size=80.0, mesh_shape=4, decomposition=(1, 1))
-    model = infer.Model(config, Misjudged(config), {"b1": infer.Normal(1.5, 0.3, low=0.5)}, infer.Gaussian(0.3))
-    mocks = Mocks(model, jax.random.key(5), 48)
-    mocks.data = mocks.data.at[32:].set(1 + 1.4 * (mocks.data[32:] - 1))
-    mocks.tune("mclmc", 400)
-    scales = np.asarray(mocks.adaptation.scale)[:32]
-    assert len(np.unique(scales, axis=0)) == 32
-    # Widths of 1 / (1 + (0.5 / 0.3)^2) are claimed where they are 1 / (1 + (1.5 / 0.3)^2): a curvature of 6.9.
-    np.testing.assert_allclose(np.median(scales, axis=0)[0], 6.9**-0.25, rtol=0.03)
-    drawn = mocks.draw(38)
-    found = ranks(mocks.truth, drawn, 2)
-    p = {name: uniformity(x[:32]) for name, x in found.items()}
-    assert p["b1"] > 0.01 and p["log density"] > 0.01 and p["noise in a cell"] > 0.01
-    assert uniformity(found["b1"][32:]) < 1e-4
-    state = jax.tree.map(lambda x: x[7, 0], mocks.states)
-    own = model.condition(mocks.data[7]).adapted(jax.tree.map(lambda x: x[7], mocks.adaptation))
-    aside = mocks.lengths()[7, 1] ** 2 / 24 / 65  # kicks are beside the positions
-    kicked = jax.tree.map(lambda x, g: x - aside * g, state.position, state.logdensity_grad)
-    value = float(eqx.filter_jit(lambda posterior, z: posterior.logdensity(z))(own, kicked))
-    value += aside * sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(state.logdensity_grad))
-    assert drawn["log density"][-1, 7, 0] == pytest.approx(value, rel=1e-6)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import pmwd_dist as pmd
 from pmwd_dist import infer
 from pmwd_dist.infer import sampling
-from pmwd_dist.infer.chain.chain import Run
+from pmwd_dist.infer.chain.chain import Run, on_devices
 from pmwd_dist.infer.tuning import loop
 
 pytestmark = pytest.mark.slow
@@ -29,23 +30,28 @@ def posterior_of(decomposition: pmd.Decomposition, cosmo: Any) -> infer.Posterio
     return model.condition(1 + np.random.default_rng(0).standard_normal((8, 8, 8)))
 
 
-def begun(posterior: infer.Posterior) -> Run:
+def begun(posterior: infer.Posterior, axis: str | None) -> Run:
     """Two chains as `sample` begins them, without any steps."""
-    decomposition = posterior.model.config.decomposition
-    noise = jax.device_put(jnp.zeros((2, 8, 8, 8)), NamedSharding(decomposition.mesh, P(None, *decomposition.spec)))
-    return loop.begin(jax.random.key(0), {"noise": noise, "parameters": {"b1": jnp.zeros(2)}}, posterior, None)
+    positions = {"noise": jnp.zeros((2, 8, 8, 8)), "parameters": {"b1": jnp.zeros(2)}}
+    positions = on_devices(positions, posterior.model.config, axis)
+    return loop.begin(jax.random.key(0), positions, posterior, axis)
 
 
-def test_the_program_of_chains_gathers_no_field(cosmo: Any) -> None:
-    """A chunk of draws of galaxies on pencils, by MCLMC; other samplers: `test_divided_fields`, `test_sampling`."""
-    posterior = posterior_of(pmd.Decomposition((2, 2)), cosmo)
-    run = begun(posterior)
+@pytest.mark.parametrize("method", ["mclmc", "hmc"])
+def test_the_program_of_chains_gathers_no_field(method: Any, cosmo: Any) -> None:
+    """A chunk of draws of galaxies: by MCLMC on pencils, and by HMC on slabs with an axis of the chains."""
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("chains", "x"))
+    chains = method == "hmc"
+    axis, decomposition = ("chains", {"mesh": mesh, "spec": P("x")}) if chains else (None, {"pdims": (2, 2)})
+    posterior = posterior_of(pmd.Decomposition(**decomposition), cosmo)
+    run = begun(posterior, axis)
     shards = [x.addressable_shards[0].data.size for x in jax.tree.leaves((run.states, run.moments)) if x.ndim > 2]
-    assert shards == [2 * 128, 2 * 128, 2 * 128, 128, 128]  # none is whole, which a second program would be for
-    program = sampling._advance.lower(jax.random.key(0), run, posterior, "mclmc", 1, 2, None).compile()
+    assert shards == [256] * 3 + [256 if chains else 128] * 2  # none is whole, which a second program would be for
+    program = sampling._advance.lower(jax.random.key(0), run, posterior, method, 1, 2, axis).compile()
     text = program.compiled.as_text()
     assert "all-to-all" in text or "collective-permute" in text  # transforms
-    assert "all-gather" not in text
+    gathered = re.findall(r"= [a-z]*\d*\[([\d,]*)\][^=]*? all-gather", text)
+    assert all(np.prod([int(n) for n in shape.split(",") if n]) < 16 for shape in gathered)  # keys, not fields
 
 
 def test_a_narrow_halo_is_named_where_chains_begin(cosmo: Any) -> None:

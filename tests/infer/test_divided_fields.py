@@ -56,18 +56,6 @@ def close(ours: Any, theirs: Any) -> None:
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-9)
 
 
-@pytest.mark.slow
-def test_sharded_steps_gather_no_field(expected: list[Any], cosmo: Any) -> None:
-    """Of MCLMC; trajectories of HMC: `test_sampling`."""
-    posterior, position = posterior_of(pmd.Decomposition((2, 2)), cosmo)
-    key = two_chains(position)[0][0]
-    program = eqx.filter_jit(advance).lower(key, position, posterior).compile()
-    text = program.compiled.as_text()
-    assert "all-to-all" in text or "collective-permute" in text  # transforms
-    assert "all-gather" not in text
-    close(program(key, position, posterior), expected[0])
-
-
 def test_chains_are_a_batch_axis_of_divided_fields(expected: list[Any], cosmo: Any) -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("chains", "x"))
     posterior, position = posterior_of(pmd.Decomposition(mesh=mesh, spec=P("x")), cosmo)

@@ -1,9 +1,10 @@
-"""Chains with default settings against exact marginals; `exact_marginals.py` has more posteriors of this kind."""
+"""Chains with default settings against exact marginals; `benchmarks/exact_marginals.py` has more posteriors."""
 
 from __future__ import annotations
 
-import exact_marginals
 import pytest
+
+from benchmarks import exact_marginals
 
 
 @pytest.mark.slow

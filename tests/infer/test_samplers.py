@@ -276,30 +276,3 @@ def test_a_step_into_a_failed_simulation_is_rejected() -> None:
             break
     assert of_trajectory.acceptance_rate == 0 and of_trajectory.energy_change == 0
     same(kept.position, there.position)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("failed", [-np.inf, np.nan, np.inf])
-def test_hmc_samples_a_density_that_is_cut_where_simulations_fail(failed: float) -> None:
-    def cut(x: Any) -> Any:
-        return jnp.where(x["b"][0] < 1, -0.5 * trees.dot(x, x), failed)
-
-    @jax.jit
-    def chain(key: Any) -> Any:
-        state = hmc.init(key, {"b": jnp.asarray([0.9, 0.0])}, cut)
-
-        def once(state: Any, key: Any) -> Any:
-            state, info = hmc.step(key, state, cut, num_integration_steps=4, step_size=0.3)
-            return state, (state.position["b"][0], state.logdensity, info)
-
-        return jax.lax.scan(once, state, jax.random.split(key, 2000))[1]
-
-    x, logdensity, info = jax.tree.map(np.asarray, chain(jax.random.key(0)))
-    assert (x < 1).all() and np.isfinite(logdensity).all() and np.isfinite(info.energy_change).all()
-    assert 0.05 < np.mean(~info.nonans) < 0.5 and (info.acceptance_rate[~info.nonans] == 0).all()
-    np.testing.assert_allclose(x.mean(), -0.288, atol=0.08)  # of a normal distribution that is cut at 1
-
-
-def test_the_error_of_another_sampler_says_who_has_it() -> None:
-    with pytest.raises(ValueError, match="method='nuts' must be one of mclmc, hmc; NumPyro and blackjax have others"):
-        methods.check_method("nuts")

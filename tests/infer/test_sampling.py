@@ -12,9 +12,7 @@ import jax.numpy as jnp
 import jax_cosmo
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
-from linear_posteriors import BIAS, OPTIONS, SHAPE, SIGMA, forward, posterior_of, starts
+from linear_posteriors import BIAS, OPTIONS, SHAPE, SIGMA, posterior_of, starts
 from xarray import open_datatree
 
 import pmwd_dist as pmd
@@ -24,10 +22,7 @@ from pmwd_dist.infer.chain.chain import restored
 from pmwd_dist.infer.chain.diagnostics import StepErrors
 from pmwd_dist.infer.chain.folder import ChainFolder, identity_of
 from pmwd_dist.infer.constants import BANDS
-from pmwd_dist.infer.samplers import mclmc
-from pmwd_dist.infer.samplers.methods import Tuning
 from pmwd_dist.infer.tuning import loop
-from pmwd_dist.infer.tuning.loop import run_blocks
 from pmwd_dist.infer.tuning.schedule import StepSize
 from pmwd_dist.io.arrays import read_arrays
 from pmwd_dist.pm.noise import white_noise
@@ -201,29 +196,6 @@ def test_hmc_is_tuned_to_its_acceptance(run: tuple[Any, ...], tmp_path: Path, mo
         pytest.warns(UserWarning, match="^chains have not mixed: c .R-hat 1.20, 9 effective samples.; "),
     ):
         infer.sample(posterior, starts(posterior), steps=250, output=tmp_path, method="hmc", **options)
-
-
-@pytest.mark.slow
-def test_hmc_draws_alike_on_divided_fields_and_gathers_none() -> None:
-    """Trajectories of two chains, as `sample` runs them, on pencils."""
-    step = np.float64(0.05)
-    tuning = Tuning(5 * step, step, {"noise": np.float64(1.0), "parameters": {"b1": np.float64(0.1)}})
-
-    @eqx.filter_jit
-    def draw(posterior: infer.Posterior, positions: Any) -> Any:
-        keys = jax.random.split(jax.random.key(3), 2)
-        states = jax.vmap(lambda key, z: mclmc.init(key, z, posterior.logdensity))(keys, positions)
-        of = {"logdensity": posterior.logdensity, "observe": posterior.observe}
-        moved, block = run_blocks(keys[0], states, tuning, "hmc", length=5, **of)
-        return states.logdensity, moved.position, moved.logdensity, block.energy_change
-
-    single, divided = (posterior_of(pdims=own, b1=infer.Normal(1.5, 0.2)) for own in ((1, 1), (2, 2)))
-    program = draw.lower(divided, starts(divided)).compile()
-    assert "all-gather" not in program.compiled.as_text()
-    expected, ours = draw(single, starts(single)), program(divided, starts(divided))
-    assert np.all(expected[0] != expected[2])  # accepted
-    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-7, atol=1e-9)
 
 
 def test_rounding_does_not_change_the_identity_of_a_model() -> None:
@@ -403,33 +375,3 @@ def test_failures_stop_a_run(run: tuple[Any, ...], tmp_path: Path) -> None:
         SimulationError, match="the slope of the log density is not finite where 1 of 2 .* as chain 1 does"
     ):
         infer.sample(steep, flat, steps=100, output=tmp_path / "c", **OPTIONS)
-
-
-@pytest.mark.slow
-def test_chains_on_an_axis_of_their_own_are_the_same(run: tuple[Any, ...], tmp_path: Path) -> None:
-    """Each of two chains on half of four devices, against both on one."""
-    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("chains", "x"))
-    config = pmd.Config(box_size=80.0, mesh_shape=4, decomposition=pmd.Decomposition(mesh=mesh, spec=P("x")))
-    posterior, folder, _ = run
-    model = infer.Model(config, forward, posterior.model.priors, infer.Gaussian(SIGMA))
-    beside, positions = model.condition(posterior.data), starts(posterior)
-    apart = jax.tree.map(lambda x: NamedSharding(mesh, P("chains", "x") if x.ndim > 1 else P("chains")), positions)
-    options = OPTIONS | {"keep_noise": True, "spmd_axis_name": "chains"}
-    infer.sample(beside, jax.device_put(positions, apart), steps=200, output=tmp_path, **options)
-    for file in ("chunk_00000.npz", "chunk_00001.npz"):
-        one = read_arrays(folder / file)
-        for name, values in read_arrays(tmp_path / file).items():
-            np.testing.assert_allclose(values, one[name], atol=1e-8, err_msg=name)
-
-
-@pytest.mark.slow
-def test_chains_sample_the_weighted_posterior(run: tuple[Any, ...], tmp_path: Path) -> None:
-    """Also after its tuning, and a chain of it is not continued with another weight."""
-    posterior, _, _ = run
-    options = OPTIONS | {"keep_noise": True}
-    wide = posterior.weighted(0.1)
-    chain = infer.sample(wide, starts(posterior), steps=400, output=tmp_path, **options)
-    variance = 1 / (1 + 0.1 * BIAS**2 / SIGMA**2)  # of the noise in a cell; 1 / (1 + 9) with a weight of 1
-    np.testing.assert_allclose(np.mean(chain.noise_sd**2), variance, rtol=0.2)
-    with pytest.raises(ValueError, match=r"has a chain with weight="):
-        infer.sample(posterior, starts(posterior), steps=400, output=tmp_path, **options)

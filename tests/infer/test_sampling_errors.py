@@ -5,51 +5,51 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from linear_posteriors import OPTIONS, SHAPE, forward, posterior_of, starts
+from linear_posteriors import OPTIONS, SHAPE, forward, posterior_of
 
 from pmwd_dist import infer
 from pmwd_dist.infer.chain.folder import ChainFolder
 from pmwd_dist.infer.tuning import loop
 from pmwd_dist.pm.status import SimulationError
 
+NOISE = np.ones((2, *SHAPE))
 
-@pytest.mark.usefixtures("unchecked")
-def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
-    posterior = posterior_of()
-    with pytest.raises(ValueError, match="energy_variance=0.0 must be positive and finite; use 0.001, or less"):
-        infer.sample(posterior, starts(posterior), steps=100, output=tmp_path / "run", energy_variance=0.0, **OPTIONS)
-    with pytest.raises(ValueError, match=r"steps=150 must be a multiple of thin \* chunk = 100"):
-        infer.sample(posterior, starts(posterior), steps=150, output=tmp_path / "run", **OPTIONS)
-    with pytest.raises(ValueError, match=r"shape \(chains, .*use jax.vmap\(posterior.initial\)\(keys\)"):
-        infer.sample(posterior, posterior.initial(jax.random.key(0)), steps=100, output=tmp_path / "run", **OPTIONS)
-    with pytest.raises(ValueError, match=r"posterior is no posterior; use model.condition\(data\)"):
-        infer.sample(posterior.model, starts(posterior), steps=100, output=tmp_path / "run", **OPTIONS)  # type: ignore[arg-type]
-    wrong: tuple[tuple[dict[str, Any], str], ...] = (
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"energy_variance": 0.0}, "energy_variance=0.0 must be positive and finite; use 0.001, or less"),
+        ({"steps": 150}, r"steps=150 must be a multiple of thin \* chunk = 100"),
         ({"tuning_steps": 0}, "tuning_steps=0 must be a whole number, 40 or more"),
         ({"key": 3}, "key=3 must be a key of jax.random"),
         ({"most_failures": np.nan}, "most_failures=nan must be a share of the steps"),
-    )
-    for changes, message in wrong:
-        with pytest.raises(ValueError, match=message):
-            infer.sample(posterior, starts(posterior), steps=100, output=tmp_path / "run", **(OPTIONS | changes))
-    noise = np.ones((2, *SHAPE), int)
-    for positions, message in (
-        ({"noise": noise}, r"positions={'noise': \(2, 4, 4, 4\)} must have noise of shape .* and parameters \[\] of"),
-        ({"noise": noise[0], "parameters": {}}, r"shape \(chains,\), unlike positions\['noise'\]; use jax.vmap"),
-        ({"noise": noise, "parameters": {}}, r"positions\['noise'\].dtype='int64' must be of floating"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            infer.sample(posterior, positions, steps=100, output=tmp_path / "run", **OPTIONS)
-    none = jax.tree.map(lambda x: x[:0], starts(posterior))
-    with pytest.raises(ValueError, match=r"positions={'noise': \(0, 4, 4, 4\), .* must have noise of shape \(chains"):
-        infer.sample(posterior, none, steps=100, output=tmp_path / "run", **OPTIONS)
-    other = starts(posterior) | {"parameters": {"b1": np.zeros(2)}}
-    with pytest.raises(ValueError, match=r"positions={.* must .*, unlike positions\['parameters'\]\['b1'\]; use"):
-        infer.sample(posterior, other, steps=100, output=tmp_path / "run", **OPTIONS)
+        ({"method": "nuts"}, "method='nuts' must be one of mclmc, hmc; NumPyro and blackjax have others"),
+        ({"posterior": 3}, r"posterior is no posterior; use model.condition\(data\)"),
+        ({"positions": {"noise": NOISE}}, r"positions={'noise': \(2, 4, 4, 4\)} must have noise of shape .* \[\] of"),
+        (
+            {"positions": {"noise": NOISE[0], "parameters": {}}},
+            r"shape \(chains,\), unlike positions\['noise'\]; use jax.vmap\(posterior.initial\)\(keys\)",
+        ),
+        (
+            {"positions": {"noise": NOISE.astype(int), "parameters": {}}},
+            r"positions\['noise'\].dtype='int64' must be of",
+        ),
+        ({"positions": {"noise": NOISE[:0], "parameters": {}}}, r"noise': \(0, 4, 4, 4\), .* must have noise of shape"),
+        (
+            {"positions": {"noise": NOISE, "parameters": {"b1": np.zeros(2)}}},
+            r"positions={.* must .*, unlike positions\['parameters'\]\['b1'\]; use",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_wrong_arguments_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    arguments = {"posterior": posterior_of(), "positions": {"noise": NOISE, "parameters": {}}} | OPTIONS
+    arguments |= {"steps": 100, "output": tmp_path / "run"}
+    with pytest.raises(ValueError, match=message):
+        infer.sample(**(arguments | changes))
     assert not (tmp_path / "run").exists()
 
 

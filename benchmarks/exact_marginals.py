@@ -2,7 +2,7 @@
 
 The data of seen cells are normal with the covariance sigma8^2 (b1^2 K0 + b1 K1 + K2) + sigma^2 at given parameters.
 
-    python tests/infer/exact_marginals.py --cases 11
+    python -m benchmarks.exact_marginals --cases 11
 """
 
 from __future__ import annotations
