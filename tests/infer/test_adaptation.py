@@ -113,6 +113,15 @@ def position_of(seed: int) -> Any:
     return {"noise": noise, "parameters": {name: jnp.asarray(rng.standard_normal()) for name in NAMES}}
 
 
+def band_counts(cell: float = 10.0) -> np.ndarray:
+    """Number of modes of each band; bands reach to what the mesh resolves."""
+    k = 2 * np.pi * np.fft.fftfreq(8, 10.0)
+    size = np.sqrt(sum(component**2 for component in np.meshgrid(k, k, k, indexing="ij"))).ravel()
+    smallest, largest = 2 * np.pi / 80, np.pi / cell * np.sqrt(3)
+    place = np.log(np.maximum(size, smallest) / smallest) / np.log(largest / smallest) * BANDS
+    return np.bincount(np.minimum(np.floor(place + 1e-3), BANDS - 1).astype(int), minlength=BANDS)
+
+
 @pytest.mark.parametrize(
     "kind", [Finer, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (Misjudged, Projected))]
 )
@@ -142,37 +151,6 @@ def test_adapted_positions_have_the_same_posterior(kind: Any) -> None:
             np.testing.assert_allclose(informed, moved["noise"] + slope_there["noise"], atol=1e-8)
     # But for a constant of the parameters' scales.
     np.testing.assert_allclose(differences, differences[0], atol=1e-8)
-
-
-@pytest.mark.slow
-def test_without_linear_theory_adaptation_begins_with_the_prior() -> None:
-    posterior = posterior_of((1, 1), Silent)
-    position = posterior.initial(jax.random.key(0), b1=1.0, sd=0.5)
-    noise, numbers = posterior.from_latent(position)
-    np.testing.assert_allclose(position["noise"], noise, atol=1e-12)
-    np.testing.assert_allclose([numbers["b1"], numbers["sd"]], [1.0, 0.5], rtol=1e-6)
-    none = posterior.preconditioner.adaptation
-    halved = eqx.tree_at(lambda a: a.scale, none, 0.5 * jnp.ones(BANDS))
-    np.testing.assert_allclose(posterior.adapted(halved).from_latent(position)[0], 0.5 * noise, atol=1e-12)
-    assert not np.any(run(posterior, position)[2].sums)  # nothing follows the parameters
-
-
-def k_squared() -> np.ndarray:
-    """Squared wavenumber of each mode."""
-    k = 2 * np.pi * np.fft.fftfreq(8, 10.0)
-    return sum(component**2 for component in np.meshgrid(k, k, k, indexing="ij")).ravel()
-
-
-def band_of_modes(cell: float = 10.0) -> np.ndarray:
-    """Band of each mode; they reach to what the mesh resolves."""
-    size, smallest, largest = np.sqrt(k_squared()), 2 * np.pi / 80, np.pi / cell * np.sqrt(3)
-    place = np.log(np.maximum(size, smallest) / smallest) / np.log(largest / smallest) * BANDS
-    return np.minimum(np.floor(place + 1e-3), BANDS - 1).astype(int)
-
-
-def band_counts(cell: float = 10.0) -> np.ndarray:
-    """Number of modes of each band."""
-    return np.bincount(band_of_modes(cell), minlength=BANDS)
 
 
 @pytest.mark.slow

@@ -91,16 +91,12 @@ def test_gradient_on_pencils_is_that_of_differences_on_one_device(one_device: An
     np.testing.assert_allclose((high - low) / (2 * h), np.sum(gradient * along), rtol=1e-6)
 
 
-def test_maps_that_jump_are_refused(one_device: Any) -> None:
-    forward = one_device[0].model.forward
-    sphere: Any = pmd.observe.SphericalLightCone(
-        forward.config, EDGES, 4, assignment="nearest", shell_assignment="linear"
-    )
-    with pytest.raises(ValueError, match='from pixel to pixel.* make it with assignment="bilinear"'):
-        infer.Convergence(forward.config, jax_cosmo.Planck15(), sphere, (0.02, 0.05))
-    cone = pmd.observe.FlatSkyLightCone(forward.config, EDGES, pixels=8)
-    with pytest.raises(ValueError, match='edges, where the log density jumps.* make it with shell_assignment="linear"'):
-        infer.Convergence(forward.config, jax_cosmo.Planck15(), cone, (0.02, 0.05), **VIEW)
+def sphere_of(forward: infer.Convergence) -> Any:
+    return pmd.observe.SphericalLightCone(forward.config, EDGES, 4, assignment="nearest", shell_assignment="linear")
+
+
+def of_cone(forward: infer.Convergence, cone: Any) -> infer.Convergence:
+    return infer.Convergence(forward.config, jax_cosmo.Planck15(), cone, (0.02, 0.05), **VIEW)
 
 
 def test_lensing_weight_outside_the_shells_is_named(one_device: Any) -> None:
@@ -135,6 +131,15 @@ def test_noise_follows_the_number_of_galaxies_in_a_pixel(one_device: Any) -> Non
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (
+            lambda f: of_cone(f, sphere_of(f)),
+            'from pixel to pixel.* make it with assignment="bilinear"',
+        ),
+        (
+            lambda f: of_cone(f, pmd.observe.FlatSkyLightCone(f.config, EDGES, pixels=8)),
+            'edges, where the log density jumps.* make it with shell_assignment="linear"',
+        ),
+        (lambda f: of_cone(f, 3), "cone=3 must be a FlatSkyLightCone"),
         (lambda f: maps((1, 1), sources=()), r"sources=\(\) must hold the sources of each map"),
         (lambda f: maps((1, 1), sources=(0.0,)), "is nearer than the nearest shell"),
         (lambda f: maps((1, 1), sources=[([0.05, 0.02], [1.0, 1.0])]), "must be finite and ascend from 0 or more"),
@@ -142,7 +147,6 @@ def test_noise_follows_the_number_of_galaxies_in_a_pixel(one_device: Any) -> Non
         (lambda f: maps((1, 1), offsets=np.full((2, 2), np.nan)), "offsets must be a finite number"),
         (lambda f: maps((1, 1), field=jax.numpy.asarray(-3.0)), "field=-3.0 must be a finite number from 0.001"),
         (lambda f: maps((1, 1), solver="euler"), "solver='euler' must be a solver"),
-        (lambda f: infer.Convergence(f.config, jax_cosmo.Planck15(), 3, [0.1]), "cone=3 must be a FlatSkyLightCone"),
         (lambda f: infer.ShapeNoise(f, -1.0), "density=-1.0 must be a finite number, 1e-30 or more"),
         (lambda f: infer.ShapeNoise(f, 1.0, ellipticity=np.nan), "ellipticity=nan must be a finite number"),
         (lambda f: infer.ShapeNoise(3, 1.0), "maps must be a Convergence"),  # type: ignore[arg-type]

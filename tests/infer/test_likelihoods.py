@@ -60,6 +60,8 @@ def test_poisson_agrees_with_scipy(config: pmd.Config, field: np.ndarray) -> Non
     likelihood.check(data, config)
     expected = stats.poisson.logpmf(data, 3 * selection * field)[mask].sum()
     np.testing.assert_allclose(likelihood.logdensity(data, field, {}, config), expected, rtol=1e-12)
+    residual = 2 * (np.sqrt(data + 0.375) - np.sqrt(3 * selection * field + 0.375)) * mask
+    np.testing.assert_allclose(likelihood.residual(data, jnp.asarray(field), {}, config), residual, atol=1e-12)
     # Where bias makes the prediction negative: a positive mean, and one slope at the joint.
     low = jax.numpy.asarray([-1.0, 0.0, 0.05 - 1e-9, 0.05 + 1e-9, 1.0])
     mean = np.asarray(infer.Poisson(1.0).mean(low, {}))

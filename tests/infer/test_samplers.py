@@ -9,15 +9,13 @@ import blackjax
 import jax
 import jax.numpy as jnp
 import numpy as np
-import problems
 import pytest
 from blackjax.mcmc.integrators import isokinetic_velocity_verlet, partially_refresh_momentum
 from jax.flatten_util import ravel_pytree
 
-from pmwd_dist import infer
 from pmwd_dist.infer import trees
-from pmwd_dist.infer.samplers import hmc, mclmc, methods
-from pmwd_dist.infer.samplers.mclmc import density_shift, refresh
+from pmwd_dist.infer.samplers import hmc, mclmc
+from pmwd_dist.infer.samplers.mclmc import refresh
 
 VARIANCE = np.linspace(0.5, 2, 12).reshape(2, 3, 2)
 
@@ -220,40 +218,6 @@ def test_modes_of_large_curvature_have_the_right_width() -> None:
     square = np.asarray(jax.jit(jax.vmap(chain))(jax.random.split(jax.random.key(0), 4)))[:, 300:]
     # With all noise between kicks 1.033 and 0.967, and 1.019 and 1.091 where kicks are.
     np.testing.assert_allclose(square.mean(axis=(0, 1)), 1, atol=0.01)
-
-
-@pytest.mark.slow
-def test_step_bias_predicts_the_discretisation_bias() -> None:
-    """That of a parameter on which the width of 1000 dimensions depends, whose marginal is a standard normal one."""
-    d, slope, step, heavier = 1000, 0.05, 0.22, 4.0
-
-    def density(z: Any) -> Any:
-        x = z["x"] * heavier**-0.5
-        return -0.5 * z["u"] ** 2 - 0.5 * jnp.exp(2 * slope * z["u"]) * jnp.sum(x**2) + slope * d * z["u"]
-
-    masses = {"u": jnp.ones(()), "x": jnp.asarray(heavier)}
-    root = np.sqrt(d + 1.0)
-    lengths = methods.Tuning(4 * root, step * root, masses)
-
-    @problems.optimized
-    @jax.vmap
-    def chain(key: Any) -> Any:
-        keys = jax.random.split(key, 4)
-        u = jax.random.normal(keys[0])
-        x = jax.random.normal(keys[1], (d,)) * jnp.exp(-slope * u) * heavier**0.5
-        state = mclmc.init(keys[2], {"u": u, "x": x}, density)
-
-        def once(state: Any, key: Any) -> Any:
-            state, _ = methods.transition(key, state, density, method="mclmc", tuning=lengths, fraction=jnp.ones(()))
-            return state, (state.position["u"], density_shift(state, jnp.asarray(lengths.step_size), masses))
-
-        return jax.lax.scan(once, state, jax.random.split(keys[3], 3000))[1]
-
-    u, shift = (np.asarray(x, float) for x in chain(jax.random.split(jax.random.key(1), 4)))
-    found, error = infer.step_bias(u, shift)
-    assert error < 0.02
-    assert abs(found - u.mean() / u.std()) < 3 * np.hypot(error, infer.ess_mean(u) ** -0.5) + 0.1 * abs(found)
-    assert -0.25 < found < -0.12
 
 
 def test_a_step_into_a_failed_simulation_is_rejected() -> None:

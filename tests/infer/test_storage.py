@@ -33,46 +33,27 @@ def folder(tmp_path: Path) -> ChainFolder:
     return folder
 
 
-def half(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def zero(path: Path) -> None:
-    path.write_bytes(bytes(path.stat().st_size))
-
-
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0xFF
     path.write_bytes(content)
 
 
-def rewrite(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """With its description and right checksums."""
+def drop(path: Path) -> None:
+    """A state without a field, with its description and right checksums."""
     with ArrayFile(path) as file:
         about = file.about
-    write_arrays(path, arrays, about)
-
-
-def drop(path: Path) -> None:
-    rewrite(path, {k: x for k, x in read_arrays(path).items() if k != "moments/mean"})
+    write_arrays(path, {k: x for k, x in read_arrays(path).items() if k != "moments/mean"}, about)
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (lambda path: path.write_bytes(b""), "is damaged"),
-    "half": (half, "is damaged"),
-    "zeros": (zero, "is damaged"),
-    "junk": (lambda path: path.write_bytes(b"\xff junk" * 100), "is damaged"),
+    "half": (lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]), "is damaged"),
     "missing": (lambda path: path.unlink(), "is missing"),
     "flipped": (flip, "is damaged"),
     "dropped": (drop, "lacks 'moments/mean'"),
 }
-CASES = [
-    (name, kind)
-    for name in ("state.npz", "chunk_00000.npz", "chunk_00001.npz")
-    for kind in DAMAGE
-    if kind != "dropped" or name == "state.npz"
-]
+CASES = [("state.npz", kind) for kind in DAMAGE] + [("chunk_00001.npz", kind) for kind in [*DAMAGE][:4]]
 
 
 def continued(path: Path) -> infer.Chain:

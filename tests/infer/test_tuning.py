@@ -1,4 +1,4 @@
-"""Tuning: what each stage achieves on a Gaussian and on a funnel, what bounds the step, and the way to a posterior."""
+"""Tuning: what each stage achieves on a funnel, what bounds the step, and the way to a posterior."""
 
 from __future__ import annotations
 
@@ -22,13 +22,8 @@ from pmwd_dist.infer.tuning.loop import at_extremes, largest_curvatures, longest
 from pmwd_dist.infer.tuning.schedule import STAGES, Schedule, StepSize, TuningState, after_block, is_stable
 
 CELLS, CHAINS, STEPS = 400, 4, 1000
-WIDTH = 0.4  # of the parameter of the Gaussian
 SLOPE = 0.2  # of the logarithm of the widths of the funnel with its parameter
-
-
-def gaussian(z: Any) -> Any:
-    """A field of variance 1/4, and a parameter."""
-    return -2 * jnp.sum(z["noise"] ** 2) - 0.5 * (z["u"] / WIDTH) ** 2
+STARTS = 0.5 * np.arange(4.0)  # of that parameter
 
 
 def funnel(z: Any) -> Any:
@@ -43,41 +38,38 @@ def observe(z: Any, slope: Any) -> Any:
     return Observations(none, none, none, square, none, z["u"][None]), none
 
 
-def weighted(density: Any, weight: Any) -> Any:
-    return lambda z: weight * density(z) - 0.5 * (1 - weight) * jnp.sum(z["noise"] ** 2)
+def weighted(weight: Any) -> Any:
+    return lambda z: weight * funnel(z) - 0.5 * (1 - weight) * jnp.sum(z["noise"] ** 2)
 
 
-@partial(jax.jit, static_argnums=(0, 4))
-def run(density: Any, key: Any, states: Any, tuning: Any, method: Any, weight: Any) -> Any:
-    own = weighted(density, weight)
+@partial(jax.jit, static_argnums=3)
+def run(key: Any, states: Any, tuning: Any, method: Any, weight: Any) -> Any:
+    own = weighted(weight)
     return run_blocks(key, states, tuning, method, logdensity=own, observe=observe, length=20)
 
 
 class Tuned:
     """A tuning of chains of a density: its states by the name of the stage that ends, and what chains have done."""
 
-    def __init__(self, density: Any, steps: int = STEPS, stability: float = math.inf, **options: Any):
+    def __init__(self, steps: int = STEPS, stability: float = math.inf, **options: Any):
         keys = jax.random.split(jax.random.key(6), CHAINS)
-        width = 0.5 * WIDTH if density is gaussian else 0.5
-        begin = {"noise": jax.vmap(lambda key: jax.random.normal(key, (CELLS,)))(keys), "u": width * jnp.arange(4.0)}
+        begin = {"noise": jax.vmap(lambda key: jax.random.normal(key, (CELLS,)))(keys), "u": STARTS}
         self.schedule = Schedule(begin, steps, **options)
-        state, self.states = self.schedule.begin(), jax.vmap(partial(mclmc.init, logdensity=density))(keys, begin)
+        state, self.states = self.schedule.begin(), jax.vmap(partial(mclmc.init, logdensity=funnel))(keys, begin)
         self.ends, self.weights, self.positions = dict[str, TuningState](), list[float](), dict[str, Any]()
-        self.density, self.undone = density, 0
         while not self.schedule.done(state):
             now = self.schedule.next(state)
             weight, method = now.weight, now.method
             self.weights.append(weight)
             if now.reevaluates:
-                own = weighted(density, weight)
+                own = weighted(weight)
                 self.states = jax.vmap(lambda x, u: mclmc.start(x, u, own))(  # noqa: B023
                     self.states.position, self.states.momentum
                 )
             key = jax.random.fold_in(jax.random.key(7), state.total)
-            moved, block = run(density, key, self.states, self.schedule.tuning(state), method, weight)
+            moved, block = run(key, self.states, self.schedule.tuning(state), method, weight)
             state = self.schedule.update(state, jax.tree.map(np.asarray, block))
             self.states = moved if state.kept else self.states
-            self.undone += not state.kept
             if now.ends:
                 name = now.stage.name
                 self.ends[name], self.positions[name] = state, self.states.position
@@ -89,14 +81,14 @@ class Tuned:
         found, states = list[Any](), self.states
         method, tuning = self.schedule.method, self.schedule.tuning(self.state)
         for key in jax.random.split(jax.random.key(8), blocks):
-            states, block = run(self.density, key, states, tuning, method, 1.0)
+            states, block = run(key, states, tuning, method, 1.0)
             found.append(np.asarray(block.energy_change))
         return np.stack(found)
 
 
-@pytest.fixture(scope="module", params=[gaussian, pytest.param(funnel, marks=pytest.mark.slow)])
-def tuned(request: pytest.FixtureRequest) -> tuple[Any, Tuned]:
-    return request.param, Tuned(request.param)
+@pytest.fixture(scope="module")
+def tuned() -> Tuned:
+    return Tuned()
 
 
 def test_stages_are_one_table_of_all_steps() -> None:
@@ -106,61 +98,42 @@ def test_stages_are_one_table_of_all_steps() -> None:
     assert [stage.adapts for stage in STAGES] == [False] + [True] * 3 + [False]
 
 
-def test_approach_grows_the_weight_evenly_in_its_logarithm_and_parameters_stay(tuned: tuple[Any, Tuned]) -> None:
-    density, found = tuned
+def test_approach_grows_the_weight_evenly_in_its_logarithm_and_parameters_stay(tuned: Tuned) -> None:
     blocks = round(STAGES[0].share * STEPS / 20)
-    np.testing.assert_allclose(np.diff(np.log(found.weights[: blocks + 1])), np.log(500) / blocks)
-    assert found.weights[blocks:] == [1.0] * (len(found.weights) - blocks)
-    width = 0.5 * WIDTH if density is gaussian else 0.5
-    np.testing.assert_array_equal(found.positions["approach"]["u"], width * np.arange(4.0))
+    np.testing.assert_allclose(np.diff(np.log(tuned.weights[: blocks + 1])), np.log(500) / blocks)
+    assert tuned.weights[blocks:] == [1.0] * (len(tuned.weights) - blocks)
+    np.testing.assert_array_equal(tuned.positions["approach"]["u"], STARTS)
 
 
-@pytest.mark.slow
-def test_field_relaxes_at_fixed_parameters_and_shows_its_curvature(tuned: tuple[Any, Tuned]) -> None:
-    density, found = tuned
-    place, u = found.positions["field"], np.asarray(found.positions["approach"]["u"])
-    np.testing.assert_array_equal(place["u"], u)
-    variance = np.full(CHAINS, 0.25) if density is gaussian else np.exp(-2 * SLOPE * u)
-    np.testing.assert_allclose(np.mean(np.square(place["noise"]), axis=1), variance, rtol=0.35)
-    shown = found.ends["field"].observed.squares
-    assert shown.shape == (CHAINS, 20 * found.ends["field"].blocks, 1)
+def test_stages_lead_to_the_posterior(tuned: Tuned) -> None:
+    """Fields relax and show their curvature at fixed parameters, and then parameters move within the posterior."""
+    field, parameters, posterior = (tuned.positions[name] for name in ("field", "parameters", "posterior"))
+    np.testing.assert_array_equal(field["u"], STARTS)
+    variance = np.exp(-2 * SLOPE * STARTS)
+    np.testing.assert_allclose(np.mean(np.square(field["noise"]), axis=1), variance, rtol=0.35)
+    shown = tuned.ends["field"].observed.squares
+    assert shown.shape == (CHAINS, 20 * tuned.ends["field"].blocks, 1)
     assert shown.mean() == pytest.approx(np.mean(1 / variance), rel=0.25)
-
-
-@pytest.mark.slow
-def test_parameters_move_within_the_posterior(tuned: tuple[Any, Tuned]) -> None:
-    density, found = tuned
-    assert np.all(np.asarray(found.positions["parameters"]["u"]) != np.asarray(found.positions["field"]["u"]))
-    within = np.var(found.ends["parameters"].observed.scaled, axis=1).mean()
-    assert 1 / 10 < within / (WIDTH**2 if density is gaussian else 1) < 3
-    tuning = found.schedule.tuning(found.ends["parameters"])
-    assert tuning.L / math.sqrt(CELLS + 1) == pytest.approx(4)
-
-
-@pytest.mark.slow
-def test_posterior_is_reached(tuned: tuple[Any, Tuned]) -> None:
-    density, found = tuned
-    numbers = found.ends["posterior"].observed.scaled
-    width = WIDTH if density is gaussian else 1.0
-    assert np.abs(numbers.mean()) < width and 0.3 < numbers.std() / width < 1.6
-    place = found.positions["posterior"]
-    scale = 4 if density is gaussian else np.exp(2 * SLOPE * np.asarray(place["u"]))[:, None]
-    assert np.mean(scale * np.square(place["noise"])) == pytest.approx(1, rel=0.1)
-    end = found.ends["posterior"]
-    after = found.schedule.advance(end, 0.01)  # the step is bounded by the curvature there
+    assert np.all(np.asarray(parameters["u"]) != STARTS)
+    assert 1 / 10 < np.var(tuned.ends["parameters"].observed.scaled, axis=1).mean() < 3
+    numbers, end = tuned.ends["posterior"].observed.scaled, tuned.ends["posterior"]
+    assert np.abs(numbers.mean()) < 1 and 0.3 < numbers.std() < 1.6
+    scale = np.exp(2 * SLOPE * np.asarray(posterior["u"]))[:, None]
+    assert np.mean(scale * np.square(posterior["noise"])) == pytest.approx(1, rel=0.1)
+    assert tuned.schedule.tuning(end).L / math.sqrt(CELLS + 1) == pytest.approx(4)
+    after = tuned.schedule.advance(end, 0.01)  # the step is bounded by the curvature there
     assert after.step.stability == after.step.value == pytest.approx(0.01 * math.sqrt(CELLS + 1))
 
 
-def test_the_step_size_keeps_the_tail_of_the_energy_errors_below_the_target(tuned: tuple[Any, Tuned]) -> None:
-    _, found = tuned
-    variances = np.var(found.energies(), axis=2, ddof=1) / (CELLS + 1) / ENERGY_VARIANCE
+def test_the_step_size_keeps_the_tail_of_the_energy_errors_below_the_target(tuned: Tuned) -> None:
+    variances = np.var(tuned.energies(), axis=2, ddof=1) / (CELLS + 1) / ENERGY_VARIANCE
     assert 0.1 < variances.mean() < 1.2
     assert np.quantile(variances, 0.9) < 2
 
 
 @pytest.mark.slow
 def test_trajectories_are_accepted_at_their_target_and_have_several_lengths() -> None:
-    found = Tuned(gaussian, method="hmc")
+    found = Tuned(method="hmc")
     energy = found.energies()
     assert 0.6 < np.mean(np.minimum(1, np.exp(-energy))) < 0.95
     L, size, _ = found.schedule.tuning(found.state)
@@ -226,8 +199,6 @@ def test_the_largest_curvature_bounds_the_step() -> None:
     heat, energy = along(longest * root)
     assert np.mean(heat) < 2
     assert np.var(energy) / 4000 < 5e-4
-    found = Tuned(gaussian, steps=200, stability=0.02)
-    assert found.state.step.value == pytest.approx(0.02 * math.sqrt(CELLS + 1))
     heat, _ = along(3.0 * root / math.sqrt(60))
     assert np.mean(heat[300:]) > 10
     assert longest_step(np.array([np.nan])) == math.inf
