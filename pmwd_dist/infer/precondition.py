@@ -1,14 +1,4 @@
-"""Preconditioning by the posterior of each mode of the noise in linear theory (Wiener 1949).
-
-Let data be d(k) = R(k) w(k) + n(k), with the response R of a forward model, white noise w of unit variance, and noise n
-of variance s^2 in each cell. Then w(k) has the posterior mean R d / (R^2 + s^2) and the variance 1 / (1 + R^2 / s^2).
-
-Modes that are not compared have infinite s: mean 0 and variance 1, as in the prior.
-
-R and s depend on the parameters. With both moments at the parameters of the position, its noise is standard normal in
-linear theory for all parameters, and these have their marginal posterior: field and parameters no longer constrain each
-other. The parameters have the Fisher matrix of their prior plus the sum over modes of (d ln V / d u)^2 / 2, with
-V = R^2 + s^2. Its Cholesky factor scales them.
+"""Preconditioning by the posterior of each mode of the noise in linear theory (docs/explanation/tuning.md).
 
 | parameters | are |
 |---|---|
@@ -17,9 +7,7 @@ V = R^2 + s^2. Its Cholesky factor scales them.
 | in linear scales | of unit covariance in linear theory, `white = factor @ linear` |
 | `scaled`, of a position | adapted to the posterior, `linear = adaptation.factor @ scaled`; these are sampled |
 
-Widths at fixed parameters are not enough: field and parameters then lie in a long narrow valley, whose width changes
-along it, and with it the stability limit of a sampler. `preconditioner_adaptation` changes the moments where the
-posterior differs from linear theory.
+`preconditioner_adaptation` changes the moments where the posterior differs from linear theory.
 """
 
 from __future__ import annotations
@@ -37,9 +25,10 @@ from jaxtyping import Array, Float
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import filter_jit
 from pmwd_dist.config import Config
+from pmwd_dist.infer.bands import bands, mode_counts
 from pmwd_dist.infer.constants import BANDS, CLASSES
 from pmwd_dist.infer.forward import of_shape
-from pmwd_dist.infer.preconditioner_adaptation import Adaptation, Observations, bands, mode_counts
+from pmwd_dist.infer.preconditioner_adaptation import Adaptation, Observations
 from pmwd_dist.infer.priors import unwhiten
 from pmwd_dist.parallel.distributed import to_devices
 from pmwd_dist.parallel.fft import pirfft3d, prfft3d

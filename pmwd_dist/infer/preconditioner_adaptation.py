@@ -23,12 +23,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from pmwd_dist._jax.program import filter_jit
-from pmwd_dist.config import Config
-from pmwd_dist.infer.constants import BANDS, CLASSES, CURVATURE_DIFFERENCE, LARGEST_CURVATURE, RIDGE
-from pmwd_dist.infer.forward import wavevectors
+from pmwd_dist.infer.constants import BANDS, CURVATURE_DIFFERENCE, LARGEST_CURVATURE, RIDGE
 from pmwd_dist.parallel.distributed import to_host
 from pmwd_dist.parallel.fft import prfft3d
-from pmwd_dist.pm.fourier import counted_modes
 
 
 class Adaptation(eqx.Module):
@@ -64,69 +61,6 @@ class Adaptation(eqx.Module):
     def stretched(self, parameters: Float[Array, " p"]) -> Float[Array, " bands"]:
         """Logarithm of the parameter-dependent scale factor of each band."""
         return jnp.sum(self.stretch * (parameters - self.centre)[:, None], axis=0)
-
-
-class Bands(NamedTuple):
-    """Bands of the modes, in the layout of `prfft3d`.
-
-    Args:
-      radial: band of the wavenumber of each mode.
-      classes: (CLASSES, n), true for the class of each component along an axis; None without classes.
-      along: axis of the classes.
-    """
-
-    radial: Array
-    classes: Array | None = None
-    along: int = 0
-
-    def at(self, values: Float[Array, " bands"]) -> Array:
-        """The value of each mode's band, by selects: their transpose is a sum, the transpose of a look-up a scatter."""
-        if self.classes is None:
-            each = list(values)
-        else:
-            table = jnp.sum(jnp.where(self.classes[:, None], values.reshape(CLASSES, BANDS, 1), 0), axis=0)
-            each = list(table.reshape(BANDS, *(-1 if i == self.along else 1 for i in range(3))))
-        parts = (jnp.where(self.radial == b, value, 0) for b, value in enumerate(each))
-        return sum(parts, jnp.zeros((), values.dtype))
-
-    def sums(self, x: Array) -> Float[Array, " bands"]:
-        """Sums over the modes of each band, part by part of a divided spectrum, so that none is gathered."""
-        others = tuple(i for i in range(3) if self.classes is None or i != self.along)
-        each = jax.lax.map(lambda b: jnp.sum(jnp.where(self.radial == b, x, 0), axis=others), jnp.arange(BANDS))
-        if self.classes is None:
-            return each
-        return jnp.sum(jnp.where(self.classes[:, None], each[None], 0), axis=-1).reshape(-1)
-
-
-def bands(config: Config, along: int | None = None) -> Bands:
-    """Bands of the wavenumber and, with an axis, classes of the component along it."""
-    components, (smallest, width) = wavevectors(config), _span(config)
-    k2 = sum(component**2 for component in components)
-    place = 0.5 * jnp.log(jnp.maximum(k2, smallest**2) / smallest**2) / width
-    radial = jnp.clip(jnp.floor(place + 1e-3), 0, BANDS - 1).astype(int)
-    if along is None:
-        return Bands(radial)
-    number = jnp.abs(components[along]).ravel() * (config.box_size[along] / (2 * np.pi))
-    classes = jnp.clip(jnp.ceil(jnp.log2(number + 1) - 1e-3), 0, CLASSES - 1).astype(int)
-    return Bands(radial, classes[None] == jnp.arange(CLASSES)[:, None], along)
-
-
-def band_centres(config: Config) -> np.ndarray:
-    """Central wavenumbers of the bands, in their logarithm [h/Mpc]."""
-    smallest, width = _span(config)
-    return smallest * np.exp(width * (np.arange(BANDS) + 0.5))
-
-
-def _span(config: Config) -> tuple[float, float]:
-    """The smallest wavenumber, and the width of a band in the logarithm."""
-    smallest = 2 * np.pi / max(config.box_size)
-    largest = np.pi * np.sqrt(sum(side**-2 for side in config.cell_size))
-    return smallest, np.log(largest / smallest) / BANDS
-
-
-def mode_counts(config: Config, dtype: Any) -> Array:
-    """Number of modes of the lattice per value of a spectrum."""
-    return counted_modes(config.particle_shape, config, dtype)[1]
 
 
 class Observations(NamedTuple):

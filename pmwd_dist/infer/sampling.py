@@ -25,7 +25,7 @@ from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import filter_jit, jit
-from pmwd_dist.infer.chain import scales
+from pmwd_dist.infer.bands import KINDS, by_wavenumber, statistics_of_bands
 from pmwd_dist.infer.chain.chain import Chain, Moments, Progress, Restarts, Run, named, on_devices, placed, restored
 from pmwd_dist.infer.chain.diagnostics import bias_slopes, step_errors
 from pmwd_dist.infer.chain.folder import ChainFolder, chain_of, identity_of
@@ -190,8 +190,8 @@ class _Chains:
         """The chains after a chunk, and its draws on the host; SimulationError if too many of its steps failed."""
         run, draws = _advance(key, run, self.posterior, self.method, self.thin, self.chunk, self.axis)
         arrays = to_host(draws)
-        of_bands = {name: arrays.pop(name) for name in scales.KINDS}
-        arrays |= scales.by_wavenumber(of_bands, arrays.pop("modes"), self.posterior.model.config)
+        of_bands = {name: arrays.pop(name) for name in KINDS}
+        arrays |= by_wavenumber(of_bands, arrays.pop("modes"), self.posterior.model.config)
         check_share(1 - float(np.mean(arrays["nonans"])), self.most_failures, f"chunk {index}")
         return run, arrays
 
@@ -334,7 +334,7 @@ def _advance(
 
     options: dict[str, Any] = {"logdensity": lambda z: posterior.logdensity(z) + added(z), "method": method}
     options |= {"tuning": run.tuning, "agree": config.decomposition.equal_copies}
-    bands = scales.scales_of(config)
+    statistics, modes = statistics_of_bands(config)
 
     def shift(state: IntegratorState) -> Array:
         if method != "mclmc":
@@ -356,12 +356,12 @@ def _advance(
         kept = {f"parameter/{name}": x for name, x in jax.vmap(posterior.parameters)(states.position).items()}
         kept |= {"logdensity": states.logdensity - jax.vmap(added)(states.position)}
         kept |= {"density_shift": jax.vmap(shift)(states)}
-        kept |= jax.vmap(lambda x: scales.band_statistics(x, bands, config), spmd_axis_name=axis)(noise)
+        kept |= jax.vmap(statistics, spmd_axis_name=axis)(noise)
         return (states, moments), (kept, each)
 
     (states, moments), (kept, each) = jax.lax.scan(draw, (run.states, run.moments), jax.random.split(key, chunk))
     arrays = {name: x.T for name, x in kept.items()}
-    arrays |= {name: x.reshape(-1, chains).T for name, x in each.items()} | {"modes": bands.modes}
+    arrays |= {name: x.reshape(-1, chains).T for name, x in each.items()} | {"modes": modes}
     return run._replace(states=states, moments=moments), arrays
 
 

@@ -32,7 +32,7 @@ class Chain(eqx.Module):
       failures: number of rejected steps in which a simulation failed.
       noise_mean, noise_sd: mean and standard deviation of the white noise over all draws and chains, in each cell.
       noise: white noise of one draw a chunk, shape (chunks, chains, nx, ny, nz); None unless it was kept.
-      projections: projection of the white noise by wavenumber [h/Mpc], shape (chains, draws) (`chain.scales`).
+      projections: projection of the white noise by wavenumber [h/Mpc], shape (chains, draws) (`infer.bands`).
       powers: power of the white noise by wavenumber [h/Mpc], shape (chains, draws).
     """
 

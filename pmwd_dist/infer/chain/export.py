@@ -17,7 +17,7 @@ def as_arviz(chain: Chain) -> Any:
 
     The group posterior has the parameters. The group sample_stats has lp, the log density; energy_change, the energy
     error of the step before each draw; and projection and power of the white noise at wavenumbers k [h/Mpc]
-    (`chain.scales`). The white noise itself is in the group noise with its draws, since functions of a posterior expect
+    (`infer.bands`). The white noise itself is in the group noise with its draws, since functions of a posterior expect
     all draws of each variable. Methods of the tree write files, netCDF and zarr among them.
 
     Args:
