@@ -97,17 +97,12 @@ class ChainTuning:
         check_share(state.failed / max(state.steps, 1), most_failures, "the last stage of the tuning")
         return self.run._replace(tuning=tuning)
 
-    def block_arguments(self, state: TuningState) -> tuple[Any, ...]:
-        """Arguments of `tuning_block` for the next block."""
+    def _run_block(self, state: TuningState) -> TuningState:
         schedule, key = self.schedule, jax.random.fold_in(self.key, state.total)
         tuning = placed(from_main(schedule.tuning(state)), self.run.tuning)
-        length = block_length(schedule.steps)
-        return key, self.run.states, tuning, self._now(state), schedule.next(state).method, length, self.axis
-
-    def _run_block(self, state: TuningState) -> TuningState:
-        states, block = tuning_block(*self.block_arguments(state))
-        block = to_host(block)
-        state = self.schedule.update(state, block)
+        options = self._now(state), schedule.next(state).method, block_length(schedule.steps), self.axis
+        states, block = tuning_block(key, self.run.states, tuning, *options)
+        state = schedule.update(state, to_host(block))
         if from_main(state.kept):  # with another sharding the block would compile again
             self.run = self.run._replace(states=placed(states, self.run.states))
         return state
