@@ -1,4 +1,4 @@
-"""The programs that `sample` runs on divided fields."""
+"""The programs that `sample` runs on divided fields: they gather none, and give the draws of one device."""
 
 from __future__ import annotations
 
@@ -31,27 +31,36 @@ def posterior_of(decomposition: pmd.Decomposition, cosmo: Any) -> infer.Posterio
 
 
 def begun(posterior: infer.Posterior, axis: str | None) -> Run:
-    """Two chains as `sample` begins them, without any steps."""
+    """Two chains as `sample` begins them, with a short step."""
     positions = {"noise": jnp.zeros((2, 8, 8, 8)), "parameters": {"b1": jnp.zeros(2)}}
     positions = on_devices(positions, posterior.model.config, axis)
-    return loop.begin(jax.random.key(0), positions, posterior, axis)
+    run = loop.begin(jax.random.key(0), positions, posterior, axis)
+    return run._replace(tuning=run.tuning._replace(step_size=0.1 * run.tuning.step_size))
 
 
 @pytest.mark.parametrize("method", ["mclmc", "hmc"])
-def test_the_program_of_chains_gathers_no_field(method: Any, cosmo: Any) -> None:
+def test_divided_chains_are_the_same_and_gather_no_field(method: Any, cosmo: Any) -> None:
     """A chunk of draws of galaxies: by MCLMC on pencils, and by HMC on slabs with an axis of the chains."""
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("chains", "x"))
     chains = method == "hmc"
     axis, decomposition = ("chains", {"mesh": mesh, "spec": P("x")}) if chains else (None, {"pdims": (2, 2)})
-    posterior = posterior_of(pmd.Decomposition(**decomposition), cosmo)
+    posterior, single = (posterior_of(pmd.Decomposition(**x), cosmo) for x in (decomposition, {"pdims": (1, 1)}))
     run = begun(posterior, axis)
     shards = [x.addressable_shards[0].data.size for x in jax.tree.leaves((run.states, run.moments)) if x.ndim > 2]
     assert shards == [256] * 3 + [256 if chains else 128] * 2  # none is whole, which a second program would be for
-    program = sampling._advance.lower(jax.random.key(0), run, posterior, method, 1, 2, axis).compile()
+    arguments = jax.random.key(0), run, posterior, method, 1, 2, axis
+    program = sampling._advance.lower(*arguments).compile()
     text = program.compiled.as_text()
     assert "all-to-all" in text or "collective-permute" in text  # transforms
     gathered = re.findall(r"= [a-z]*\d*\[([\d,]*)\][^=]*? all-gather", text)
     assert all(np.prod([int(n) for n in shape.split(",") if n]) < 16 for shape in gathered)  # keys, not fields
+    ours = program(*arguments)
+    expected = sampling._advance(jax.random.key(0), begun(single, None), single, method, 1, 2, None)
+    assert np.ptp(expected[1]["parameter/b1"]) > 0
+    for x, y in zip(
+        jax.tree.leaves((ours[0].states, ours[1])), jax.tree.leaves((expected[0].states, expected[1])), strict=True
+    ):
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
 
 
 def test_a_narrow_halo_is_named_where_chains_begin(cosmo: Any) -> None:

@@ -86,34 +86,6 @@ def test_galaxies_where_none_are_predicted_have_a_finite_density(depth: float, c
     assert float(slope[1, 2, 3]) == pytest.approx(3 / 0.05, rel=1e-5)
 
 
-def test_chains_leave_negative_cells_in_steps_of_small_error() -> None:
-    """Linear theory in cells of 10 Mpc/h: the starts predict galaxies in many cells as negative."""
-    config = pmd.Config(box_size=80.0, mesh_shape=8, decomposition=(1, 1))
-    forward = infer.LinearField(config, problems.cosmology(), bias=1.8)
-    alone = infer.Model(config, lambda *x: forward(*x), {}, infer.Poisson(2.0))  # without its response
-    rng = np.random.default_rng(0)
-    data = rng.poisson(2 * np.exp(0.8 * rng.standard_normal((8, 8, 8)) - 0.32)).astype(float)
-    posterior = alone.condition(data)  # whose positions are the noise
-
-    @jax.jit
-    def chain(key: Any) -> Any:
-        position = jax.tree.map(lambda x: x.astype(jnp.float32), posterior.initial(key))
-        of_start = forward(position["noise"], {})
-
-        def step(state: Any, key: Any) -> Any:
-            return infer.mclmc.step(key, state, posterior.logdensity, L=8.0, step_size=1.0)
-
-        state = infer.mclmc.init(key, position, posterior.logdensity)
-        return of_start, state.logdensity, jax.lax.scan(step, state, jax.random.split(key, 400))[1]
-
-    for seed in range(3):
-        field, logdensity, info = jax.device_get(chain(jax.random.key(seed)))
-        assert np.sum((field < 0) & (data > 0)) > 20
-        assert np.isfinite(logdensity)
-        assert info.nonans.all()
-        assert info.energy_change[200:].var() / 512 < 1e-3
-
-
 def test_preconditioners_use_the_mean_noise(config: pmd.Config, field: np.ndarray) -> None:
     mask = np.zeros(SHAPE)
     mask[:2] = 1

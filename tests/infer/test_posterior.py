@@ -114,7 +114,7 @@ def reference(cosmo: Any) -> tuple[Any, ...]:
 
 
 def test_slabs_have_the_same_mocks_and_starts(reference: tuple[Any, ...], cosmo: Any) -> None:
-    """Gradients: `test_divided_fields`."""
+    """Gradients: `test_divided_chains`."""
     config, *ours = everything((4, 1), cosmo)
     for x, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(reference[1:]), strict=True):
         np.testing.assert_allclose(x, expected, atol=1e-9 * np.abs(expected).max())

@@ -16,6 +16,7 @@ from linear_posteriors import BIAS, OPTIONS, SHAPE, SIGMA, posterior_of, starts
 from xarray import open_datatree
 
 import pmwd_dist as pmd
+from benchmarks import exact_marginals
 from pmwd_dist import infer
 from pmwd_dist.infer import sampling, trees
 from pmwd_dist.infer.chain.chain import restored
@@ -353,3 +354,16 @@ def test_failures_stop_a_run(run: tuple[Any, ...], tmp_path: Path) -> None:
         SimulationError, match="the slope of the log density is not finite where 1 of 2 .* as chain 1 does"
     ):
         infer.sample(steep, flat, steps=100, output=tmp_path / "c", **OPTIONS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_default_chains_have_the_exact_marginals() -> None:
+    """Widths to 3 %, shifts to 0.05 standard deviations, within errors. A warning of `sample` is an error here."""
+    options = {"steps": 2500, "chunk": 500, "tuning_steps": 1000}
+    table = exact_marginals.compared(exact_marginals.case(0), seed=0, **options)
+    for name in ("b1", "sigma8"):
+        row = table[name]
+        assert row["rhat"] < 1.02
+        assert abs(row["shift"]) < 0.05 + 3 * row["shift error"] < 0.2
+        assert abs(row["width"] - 1) < 0.03 + 3 * row["width error"] < 0.12

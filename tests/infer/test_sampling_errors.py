@@ -11,8 +11,6 @@ import pytest
 from linear_posteriors import OPTIONS, SHAPE, forward, posterior_of
 
 from pmwd_dist import infer
-from pmwd_dist.infer.chain.folder import ChainFolder
-from pmwd_dist.infer.tuning import loop
 from pmwd_dist.pm.status import SimulationError
 
 NOISE = np.ones((2, *SHAPE))
@@ -54,7 +52,7 @@ def test_wrong_arguments_are_refused(changes: dict[str, Any], message: str, tmp_
 
 
 @pytest.mark.slow
-def test_failures_of_the_tuning_stop_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_of_the_tuning_stop_a_run(tmp_path: Path) -> None:
     """Of a simulation that fails where chains should go; those before the last stage are no matter."""
 
     def fails(noise: Any, parameters: Any) -> Any:
@@ -62,25 +60,7 @@ def test_failures_of_the_tuning_stop_a_run(tmp_path: Path, monkeypatch: pytest.M
 
     posterior = posterior_of(fails)
     positions = {"noise": jnp.zeros((2, *SHAPE)).at[:, 0, 0, 0].set(-2), "parameters": {}}
-    options = OPTIONS | {"tuning_steps": 200, "steps": 100}
-    options |= {"most_failures": 0.01}
+    options = OPTIONS | {"tuning_steps": 200, "steps": 100, "most_failures": 0.01}
     with pytest.raises(SimulationError, match="of the steps of the last stage of the tuning failed") as whole:
         infer.sample(posterior, positions, output=tmp_path / "whole", **options)
     assert float(str(whole.value).partition("%")[0]) > 1
-    written: list[Any] = []
-
-    def kill(self: Any, state: Any) -> None:
-        write_state(self, state)
-        written.append(state)
-        if len(written) == 9:  # of 10 blocks, the last three of the last stage
-            raise KeyboardInterrupt
-
-    write_state = ChainFolder.write_state
-    monkeypatch.setattr(loop, "_CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(ChainFolder, "write_state", kill)
-    with pytest.raises(KeyboardInterrupt):
-        infer.sample(posterior, positions, output=tmp_path / "again", **options)
-    assert written[-1]["schedule/failed"] > 0
-    with pytest.raises(SimulationError) as again:
-        infer.sample(posterior, positions, output=tmp_path / "again", **options)
-    assert str(again.value) == str(whole.value)
