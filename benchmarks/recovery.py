@@ -19,10 +19,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import pmwd_dist as pmd
 from benchmarks.mocks import TRUTH, Mocks, galaxies
 from pmwd_dist import infer
-from pmwd_dist.infer.precondition import filtered, wiener
+from pmwd_dist.infer.precondition import wiener
 from pmwd_dist.observe.cross import cross_power
+
+
+def filtered(field: Any, factor: Any, config: pmd.Config) -> Any:
+    """A field whose modes are multiplied by a factor."""
+    modes = pmd.prfft3d(field, config.decomposition) * factor.astype(field.dtype)
+    return pmd.pirfft3d(modes, config.particle_shape, config.decomposition)
 
 
 @eqx.filter_jit
