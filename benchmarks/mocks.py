@@ -15,7 +15,7 @@ import numpy as np
 import pmwd_dist as pmd
 from pmwd_dist import infer
 from pmwd_dist.infer.constants import ENERGY_VARIANCE
-from pmwd_dist.infer.preconditioner_adaptation import Adaptation, adapt, changes_of_curvature, mode_numbers
+from pmwd_dist.infer.precondition import Adaptation, adapt, changes_of_curvature, mode_numbers
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.tuning.loop import at_extremes, largest_curvatures, longest_step, run_blocks
 from pmwd_dist.infer.tuning.schedule import Schedule, block_length
@@ -179,7 +179,7 @@ class Mocks:
         changes: Any = [None] * self.count
         if self.schedule.last(self.tunings[0]).stage.parameters_move:
             changes = np.asarray(_changes(keys, self.states.position, (self.data, old), self.posterior))
-        modes, host, new = mode_numbers(self.posterior), jax.tree.map(np.asarray, old), list[Adaptation]()
+        modes, host, new = np.asarray(mode_numbers(self.posterior)), jax.tree.map(np.asarray, old), list[Adaptation]()
         for i, state in enumerate(self.tunings):
             one, mean = _of(host, i), state.noise / max(state.blocks, 1)
             new.append(adapt(one, state.observed, mean, modes, changes[i]) if state.blocks else one)

@@ -6,7 +6,7 @@ of chains, and when steps count as too long. The posterior does not depend on th
 
 import math
 
-# Coordinates (`preconditioner_adaptation`).
+# Coordinates (`precondition`).
 BANDS = 12  # bands of the wavenumber, of equal width in its logarithm: widths change by little from one to the next
 CLASSES = 5  # classes of the component along the line of sight: 0, 1, 2, 4, 8 or more fundamental modes
 LARGEST_CURVATURE = 4.0  # after scaling; MCLMC at its target step is stable up to about ten

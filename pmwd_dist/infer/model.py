@@ -24,8 +24,7 @@ from pmwd_dist.cosmology.transfer import transfer_warnings
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.forward import CosmologicalModel, ForwardModel, Function, Simulation, of_shape
 from pmwd_dist.infer.likelihoods import Gaussian, Likelihood, data_warning, masked
-from pmwd_dist.infer.precondition import Preconditioner, wiener_draw
-from pmwd_dist.infer.preconditioner_adaptation import Adaptation, Observations
+from pmwd_dist.infer.precondition import Adaptation, Observations, Preconditioner, wiener_draw
 from pmwd_dist.infer.priors import Prior, check_priors, unwhiten, whiten
 from pmwd_dist.parallel.distributed import to_devices, to_host
 from pmwd_dist.parallel.explicit_axes import on_auto_axes

@@ -17,7 +17,7 @@ import pmwd_dist as pmd
 from pmwd_dist import infer
 from pmwd_dist.infer.constants import BANDS, CLASSES, LARGEST_CURVATURE
 from pmwd_dist.infer.forward import wavevectors
-from pmwd_dist.infer.preconditioner_adaptation import (
+from pmwd_dist.infer.precondition import (
     Adaptation,
     Observations,
     adapt,

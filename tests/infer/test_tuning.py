@@ -16,7 +16,7 @@ import pmwd_dist as pmd
 from pmwd_dist import infer
 from pmwd_dist.infer import sampling
 from pmwd_dist.infer.constants import AWAY, ENERGY_VARIANCE
-from pmwd_dist.infer.preconditioner_adaptation import Observations
+from pmwd_dist.infer.precondition import Observations
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.tuning.loop import at_extremes, largest_curvatures, longest_step, run_blocks
 from pmwd_dist.infer.tuning.schedule import STAGES, Schedule, StepSize, TuningState, after_block, is_stable

@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from pmwd_dist.config import Config
 from pmwd_dist.infer.chain.diagnostics import energy_errors, step_bias, summary
-from pmwd_dist.infer.preconditioner_adaptation import Adaptation
+from pmwd_dist.infer.precondition import Adaptation
 from pmwd_dist.infer.samplers.mclmc import IntegratorState
 from pmwd_dist.infer.samplers.methods import Tuning
 from pmwd_dist.io.arrays import Arrays, check_shapes

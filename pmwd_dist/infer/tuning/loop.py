@@ -17,8 +17,7 @@ from jaxtyping import Array
 
 from pmwd_dist._jax.profile import part
 from pmwd_dist._jax.program import filter_jit, jit
-from pmwd_dist.infer import preconditioner_adaptation as adaptation
-from pmwd_dist.infer import trees
+from pmwd_dist.infer import precondition, trees
 from pmwd_dist.infer.chain.chain import Moments, Run, named, placed, restored
 from pmwd_dist.infer.chain.folder import ChainFolder
 from pmwd_dist.infer.constants import ASIDE, AWAY, FURTHER, ITERATIONS, LARGEST_PHASE, TRAJECTORIES
@@ -138,9 +137,9 @@ class ChainTuning:
         old, changes = self.run.adaptation, None
         if self.schedule.last(state).stage.parameters_move:
             key = jax.random.fold_in(jax.random.fold_in(self.key, state.total), 2)
-            changes = to_host(adaptation.changes_of_curvature(key, before, self.run.states.position, self.axis))
-        mean, modes = state.noise / state.blocks, adaptation.mode_numbers(self.posterior)
-        new = adaptation.adapt(old, state.observed, mean, modes, changes)
+            changes = to_host(precondition.changes_of_curvature(key, before, self.run.states.position, self.axis))
+        mean, modes = state.noise / state.blocks, to_host(precondition.mode_numbers(self.posterior))
+        new = precondition.adapt(old, state.observed, mean, modes, changes)
         self.run = self.run._replace(adaptation=placed(from_main(new), old))
         return self.posterior.adapted(self.run.adaptation)
 

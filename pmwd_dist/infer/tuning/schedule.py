@@ -24,7 +24,7 @@ from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer import constants, trees
-from pmwd_dist.infer.preconditioner_adaptation import Observations
+from pmwd_dist.infer.precondition import Observations
 from pmwd_dist.infer.samplers.methods import Method, Tuning
 from pmwd_dist.parallel.inputs import whole_number
 
@@ -38,7 +38,7 @@ class Stage(NamedTuple):
       weight: weight of the likelihood at its beginning, which grows to 1.
       parameters_move: whether parameters move, or fields alone.
       L: decoherence length of MCLMC, per root of the dimensions.
-      adapts: whether the preconditioner is adapted at its end (`infer.preconditioner_adaptation`).
+      adapts: whether the preconditioner is adapted at its end (`infer.precondition`).
       own_sampler: whether the sampler of the chains runs, or MCLMC.
     """
 
