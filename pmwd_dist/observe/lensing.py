@@ -103,7 +103,8 @@ def source_distances(source: Source, table: GrowthTable, nearest: float) -> tupl
         if z.ndim != 1 or z.shape != number.shape or len(z) < 2:
             raise ArgumentError("source", z.shape, "must be redshifts and as many numbers", "pass (z, n)")
         check_ascending(z, "source")
-        if not (is_traced(number) or (np.isfinite(number).all() and np.min(number) >= 0 and np.max(number) > 0)):
+        shares = np.ones(1) if is_traced(number) else np.asarray(number)  # JAX would trace operations on constants
+        if not (np.isfinite(shares).all() and shares.min() >= 0 and shares.max() > 0):
             constraint = "has numbers per redshift that are not finite, negative, or all 0"
             raise ArgumentError("source", number, constraint, "pass (z, n) with n of 0 or more", show_value=False)
         share = _shares(z, number)
