@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.infer.forward import Observable, checked_table, number_or_name, value_of
+from pmwd_dist.infer.forward import Observable, checked_table, number_or_name, on_host, value_of
 from pmwd_dist.observe.bias import LagrangianBias, bias_weights, checked_smoothing, tracer_density
 from pmwd_dist.observe.redshift_space import direction, redshift_space
 from pmwd_dist.pm.particles import Particles
@@ -46,7 +46,8 @@ class LagrangianGalaxies(Observable):
         for name, bias in given.items():
             setattr(self, name, bias)
         bias = LagrangianBias(**{name: 1.0 if isinstance(x, str) else x for name, x in given.items()})
-        self.smoothing = checked_smoothing(self.smoothing, bias) or None
+        checked_smoothing(self.smoothing, bias)
+        self.smoothing = on_host(self.smoothing)
         if self.line_of_sight is not None:
             direction(self.line_of_sight)
         if isinstance(self.linear_power, tuple | list):
