@@ -154,23 +154,6 @@ def test_adapted_positions_have_the_same_posterior(kind: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [Misjudged, Silent])
-def test_observed_sums_are_derivatives_of_the_gradient_by_a_shift(kind: Any) -> None:
-    posterior = posterior_of((1, 1), kind)
-    adaptation = eqx.tree_at(lambda a: a.factor, some_adaptation(kind=kind), jnp.eye(2))
-    plain = eqx.tree_at(lambda a: a.shift, adaptation, 0 * adaptation.shift)
-    centre = dict(zip(NAMES, adaptation.centre, strict=True))  # where both have the same noise
-    position = position_of(0) | {"parameters": centre}
-    _, before, seen, _ = run(posterior.adapted(plain), position)
-    _, after, _, _ = run(posterior.adapted(adaptation), position)
-    np.testing.assert_allclose(seen.parameters, adaptation.centre, rtol=1e-6)
-    added = np.asarray(adaptation.shift) @ seen.sums
-    assert np.all(np.abs(added) > 0.1)
-    for i, name in enumerate(NAMES):
-        np.testing.assert_allclose(after["parameters"][name] - before["parameters"][name], added[i], rtol=1e-6)
-
-
-@pytest.mark.slow
 def test_programs_of_a_tuning_gather_no_field() -> None:
     """Blocks that observe, changes of curvature and the change of positions, on pencils."""
     posterior = posterior_of((2, 2), Projected)

@@ -198,11 +198,6 @@ def test_masked_arrays_of_numpy_are_refused(call: Any, name: str, config: pmd.Co
         call(config)
 
 
-def test_an_array_with_an_empty_mask_is_one_without(config: pmd.Config, field: np.ndarray) -> None:
-    found = pmd.power_spectrum(np.ma.masked_array(field), config).power
-    np.testing.assert_array_equal(found, pmd.power_spectrum(field, config).power)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -88,9 +88,8 @@ def test_chunks_of_another_run_or_place_are_refused(folder: ChainFolder, tmp_pat
 
     def refused(words: str) -> None:
         for read in (infer.load_chain, continued):
-            with pytest.raises(infer.ArrayFileError, match=words) as caught:
+            with pytest.raises(infer.ArrayFileError, match=f"{words}[^\n]*$"):
                 read(folder.path)
-            assert "\n" not in str(caught.value)
         for path, content in zip(paths, contents, strict=True):
             path.write_bytes(content)
 
@@ -104,8 +103,6 @@ def test_chunks_of_another_run_or_place_are_refused(folder: ChainFolder, tmp_pat
             each.write(i, chunk(), read_arrays(folder.path / "state.npz") | {"chunks": np.asarray(i + 1)})
     paths[1].write_bytes((other.path / paths[1].name).read_bytes())
     refused("chunk_00001.npz: is of another run or place: it has run = ")
-    paths[0].write_bytes((again.path / paths[0].name).read_bytes())
-    refused("chunk_00001.npz: is of another run or place: it has after = ")
     paths[1].write_bytes((again.path / paths[1].name).read_bytes())
     refused("chunk_00001.npz: is of another run or place: it has after = ")
     (folder.path / "state.npz").write_bytes((again.path / "state.npz").read_bytes())

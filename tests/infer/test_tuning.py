@@ -266,19 +266,3 @@ def test_a_growing_likelihood_leads_chains_to_the_global_maximum(
     monkeypatch.setattr(sampling, "Schedule", partial(Schedule, stages=STAGES[1:]))
     assert found < 0.5
     assert error(tmp_path / "at once") > 2
-
-
-def test_one_program_of_several_devices_is_in_flight() -> None:
-    """On CPUs the collectives of two programs could wait for each other; those of one depend on each other."""
-    spec = jax.sharding.PartitionSpec(None, "x")
-    sharding = jax.sharding.NamedSharding(jax.make_mesh((4,), ("x",)), spec)
-    positions = {"noise": jax.device_put(np.ones((2, 400, 400)), sharding)}
-    slow, earlier = jax.jit(lambda x: jax.tree.map(lambda y: y @ y @ y @ y / 400**3, x)), list[Any]()
-
-    def slopes(positions: Any) -> Any:
-        assert all(x.is_ready() for x in earlier[1:])  # the first one's results enter the second
-        earlier.append(slow(positions)["noise"])
-        return {"noise": earlier[-1]}
-
-    largest_curvatures(slopes, positions)
-    assert len(earlier) > 4
