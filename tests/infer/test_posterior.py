@@ -113,6 +113,7 @@ def reference(cosmo: Any) -> tuple[Any, ...]:
     return everything((1, 1), cosmo)
 
 
+@pytest.mark.slow
 def test_slabs_have_the_same_mocks_and_starts(reference: tuple[Any, ...], cosmo: Any) -> None:
     """Gradients: `test_divided_chains`."""
     config, *ours = everything((4, 1), cosmo)
