@@ -96,14 +96,14 @@ class Model(eqx.Module):
         for one, other in (("Omega_m", "Omega_c"), ("sigma8", "A_s")):
             if one in priors and other in priors:
                 raise ArgumentError("priors", list(priors), f"has both {one} and {other}", "leave one of them out")
-        self._warn_of_tables()
+        self._warn_of_priors()
 
     @property
     def priors(self) -> dict[str, Prior]:
         """Priors of the parameters, by name."""
         return dict(self.items)
 
-    def _warn_of_tables(self) -> None:
+    def _warn_of_priors(self) -> None:
         """Warn of priors that reach cosmologies without an early time of matter, or whose P(k) is not known."""
         if not isinstance(self.forward, CosmologicalModel):
             return
