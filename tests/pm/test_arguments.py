@@ -246,7 +246,7 @@ def test_solvers_by_name_and_save_times_as_a_list() -> None:
     np.testing.assert_array_equal(saves.as_saveat([0.5, 1]).subs.ts, diffrax.SaveAt(ts=jnp.array([0.5, 1])).subs.ts)
     assert saves.as_saveat(np.float64(0.5)).subs.ts.shape == (1,)
     for name, solver in {"bullfrog": pmd.BullFrog(), "fastpm": pmd.FastPM(), "LeapFrog": pmd.LeapFrog()}.items():
-        assert nbody._as_solver(name) == solver
+        assert nbody.as_solver(name) == solver
     run = lambda p: pmd.nbody(p, COSMO, CONFIG, solver="fastpm", saveat=[0.5, 1.0])  # noqa: E731
     assert jax.eval_shape(run, particles()).snapshots.disp.shape == (2, N, N, N, 3)
 
