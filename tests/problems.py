@@ -115,39 +115,32 @@ def displacement(delta: np.ndarray, box: Any) -> np.ndarray:
 
 
 def lpt_fields(delta: np.ndarray, box: Any, order: int) -> list[np.ndarray]:
-    """psi1, psi2, psi3a, psi3b and psi3c up to an order; for order 3 as means over two staggered lattices."""
+    """psi1, psi2, psi3a and psi3b up to an order; for order 3 psi2 is the mean over two staggered lattices."""
     shape = delta.shape
     k = wavevectors(shape, box)
     odd, inverse = without_nyquist(k, shape), inverse_laplacian(k)
-    phases: list[Any] = [1.0]
-    if order == 3:
-        below = np.ones(shape, bool)
-        for k_, n, length in zip(k, shape, box, strict=True):
-            below = below & (np.abs(k_) < math.pi * n / length * (1 - 1e-9))
-        half = sum(k_ * length / n / 2 for k_, n, length in zip(k, shape, box, strict=True))
-        phases = [below, below * np.exp(1j * half)]
 
     def hessian(potential: np.ndarray) -> np.ndarray:
         rows = [[-(k[i] ** 2 if i == j else odd[i] * odd[j]) * potential for j in range(3)] for i in range(3)]
         return np.stack([np.stack([np.fft.ifftn(entry).real for entry in row], -1) for row in rows], -1)
 
-    def mean(product: Any, *potentials: np.ndarray) -> np.ndarray:
-        modes = [np.fft.fftn(product(*(hessian(p * f) for p in potentials))) * np.conj(f) for f in phases]
-        return sum(modes) / len(modes)
-
     def gradient(potential: np.ndarray) -> np.ndarray:
         return np.stack([np.fft.ifftn(1j * k_ * potential).real for k_ in odd], -1)
 
     p1 = np.fft.fftn(delta) * inverse
-    p2 = -mean(lambda A: minors(A, A), p1) * inverse
-    p3a = -mean(np.linalg.det, p1) * inverse if order == 3 else p1
-    p3b = -mean(minors, p1, p2) * inverse if order == 3 else p1
-    fields = [gradient(p) for p in (p1, p2, p3a, p3b)[: (0, 1, 2, 4)[order]]]
-    if order < 3:
-        return fields
-    curl = [mean(lambda A, B, e=e: np.einsum("jk,...jl,...lk", e, A, B), p1, p2) for e in LEVI_CIVITA]
-    cross = [odd[i] * curl[j] - odd[j] * curl[i] for i, j in ((1, 2), (2, 0), (0, 1))]
-    return [*fields, np.stack([np.fft.ifftn(1j * inverse * c).real for c in cross], -1)]
+    A = hessian(p1)
+    source = np.fft.fftn(minors(A, A))
+    if order == 3:
+        numbers = [k_ * length / (2 * math.pi * n) for k_, n, length in zip(k, shape, box, strict=True)]
+        below = math.prod(np.abs(x) < 0.5 - 1e-9 for x in numbers)
+        phase = below * np.exp(1j * math.pi * sum(numbers))
+        shifted = hessian(p1 * phase)
+        source = (below * source + np.fft.fftn(minors(shifted, shifted)) * np.conj(phase)) / 2
+    p2 = -source * inverse
+    potentials = [p1, p2]
+    if order == 3:
+        potentials += [-np.fft.fftn(x) * inverse for x in (np.linalg.det(A), minors(A, hessian(p2)))]
+    return [gradient(p) for p in potentials[: (0, 1, 2, 4)[order]]]
 
 
 def minors(A: np.ndarray, B: np.ndarray) -> np.ndarray:

@@ -27,6 +27,7 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
+from pmwd_dist._jax.ops import unify_varying
 from pmwd_dist._jax.order import after
 
 Function = Callable[..., Sequence[Any]]
@@ -64,32 +65,32 @@ def linear_map(
     return list(out)
 
 
-def recomputed(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-    """The function, recomputed in reverse mode from its argument.
+def recomputed(function: Callable[..., list[jax.Array]]) -> Callable[..., list[jax.Array]]:
+    """The function, recomputed in reverse mode from its arguments.
 
     Unlike `jax.checkpoint`, the recomputation begins after the cotangents are available, also on CPUs.
 
     Args:
-      function: function that depends on no array but its argument and returns an array of the same type.
+      function: function of arrays that depends on no others and returns a list of arrays of its first argument's type.
     """
-
-    def apply(x: jax.Array, tangent: jax.Array) -> Sequence[jax.Array]:
-        return [jax.jvp(function, (x,), (tangent,))[1]]
-
-    def transpose(x: jax.Array, cotangent: jax.Array) -> Sequence[jax.Array]:
-        x, cotangent = after(x, cotangent)
-        return jax.vjp(function, x)[1](cotangent)
-
-    @jax.custom_jvp
-    def run(x: jax.Array) -> jax.Array:
-        return function(x)
+    run = jax.custom_jvp(function)
 
     @run.defjvp
-    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[jax.Array, jax.Array]:
-        (out,) = linear_map(apply, transpose, primals, tangents, operands_like=[0], results_like=[0])
-        return run(*primals), out
+    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[jax.Array], list[jax.Array]]:
+        count = len(primals)
 
-    return run
+        def apply(*args: jax.Array) -> Sequence[jax.Array]:
+            return jax.jvp(function, args[:count], args[count:])[1]
+
+        def transpose(*args: jax.Array) -> Sequence[jax.Array]:
+            primals, cotangents = after(args[:count], list(args[count:]))
+            return jax.vjp(function, *primals)[1](cotangents)
+
+        out = run(*primals)
+        likes = {"operands_like": range(count), "results_like": [0] * len(out)}
+        return out, linear_map(apply, transpose, primals, tangents, **likes)
+
+    return lambda *args: run(*unify_varying(*args))
 
 
 def _in_this_mesh(function: Function) -> Function:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import jax.numpy as jnp
@@ -29,10 +28,10 @@ def lpt(
 ) -> Particles:
     """Displace the lattice by LPT of order `config.lpt_order` (Bouchet et al. 1995; Catelan 1995).
 
-      x = q + D1 psi1 + D2 psi2 + D3a psi3a + D3b psi3b + D3c psi3c,   vel = a^2 E dx/da,   psi1 = ik/k^2 delta
+      x = q + D1 psi1 + D2 psi2 + D3a psi3a + D3b psi3b,   vel = a^2 E dx/da,   psi1 = ik/k^2 delta
 
-    `lpt_fields` has the other fields and `GrowthTable` the factors. At third order all products are dealiased. With
-    massive neutrinos the growth of delta and of psi1 depends on k.
+    `lpt_fields` has the other fields and `GrowthTable` the factors. Third order has no transverse part, and its psi2 is
+    dealiased. With massive neutrinos the growth of delta and of psi1 depends on k.
 
     Args:
       modes: linear delta(k) at a = 1, from `linear_modes`.
@@ -61,24 +60,27 @@ def lpt(
 def _lpt(modes: Array, table: GrowthTable, a: Array, config: Config) -> Particles:
     decomposition = config.decomposition
     D1, D2, D3, *slopes = table.at(a)
-    growth, slopes = (jnp.concatenate([jnp.stack(x[:2]), x[2]]) for x in ((D1, D2, D3), slopes))
+    growth, slopes = (jnp.concatenate([jnp.stack(x[:2]), x[2][:2]]) for x in ((D1, D2, D3), slopes))
     factors = growth, a**2 * table.E(a) * slopes, *_by_wavenumber(table, a, config)
     spacing, unit = resolution(config, modes.real.dtype), momentum_unit(config, modes.real.dtype)
 
     def block(modes: Array, factors: tuple[Array, ...]) -> tuple[Array, Array]:
         growth, rates, *response = (x.astype(modes.real.dtype) for x in factors)
         by_k = [on_modes(x, config, config.particle_shape) for x in response]
-        potentials, curl = _sources(scaled(modes, by_k[0]) if by_k else modes, config)
-        moving = [scaled(potentials[0], by_k[1]), *potentials[1:]] if by_k else potentials
+        # Computed once: XLA would also store its real and its imaginary parts, for the sums.
+        p1, _ = sequence_after(lpt_fields.potential(scaled(-modes, by_k[0]) if by_k else -modes, config), ())
+        moving = scaled(p1, by_k[1]) if by_k else p1
         if config.lpt_order == 1:
-            psi = lpt_fields.displaced(potentials[0], (), config)
-            rate = lpt_fields.displaced(moving[0], (), config) if by_k else psi
+            psi = lpt_fields.displaced(p1, config)
+            rate = lpt_fields.displaced(moving, config) if by_k else psi
             return to_grid(growth[0] * psi, spacing), to_grid(rates[0] * rate, unit)
         # The orders are summed in Fourier space: three transforms for each sum, and no fields of single orders.
-        disp_modes, vel_modes = (_weighted(w, p, curl) for w, p in ((growth, potentials), (rates, moving)))
-        disp = to_grid(lpt_fields.displaced(*disp_modes, config), spacing)
+        higher = _higher_orders(p1, jnp.stack([growth[1:], rates[1:]]), config)
+        first = scaled(p1, growth[0]), scaled(moving, rates[0])
+        disp_modes, vel_modes = (one + others for one, others in zip(first, higher, strict=True))
+        disp = to_grid(lpt_fields.displaced(disp_modes, config), spacing)
         vel_modes, disp = sequence_after(vel_modes, disp)
-        return disp, to_grid(lpt_fields.displaced(*vel_modes, config), unit)
+        return disp, to_grid(lpt_fields.displaced(vel_modes, config), unit)
 
     run = decomposition.shard_map(block, (decomposition.spectrum_spec, P()), (decomposition.spec, decomposition.spec))
     return Particles(*run(modes, factors))
@@ -94,25 +96,9 @@ def _by_wavenumber(table: GrowthTable, a: Array, config: Config) -> tuple[Array,
     return growth, tabulate(lambda k, a: 1 + response.rate(k, a) / rate, a, config)
 
 
-def _weighted(weights: Array, potentials: Sequence[Array], curl: Sequence[Array]) -> tuple[Array, list[Array]]:
-    """Weighted sum of the potentials, and the curl with the weight that follows."""
-    weights = weights.reshape(-1, 1, 1, 1)
-    first, *others = (scaled(p, weights[i]) for i, p in enumerate(potentials))
-    return sum(others, start=first), [scaled(c, weights[len(potentials)]) for c in curl]
-
-
-def _sources(modes: Array, config: Config) -> tuple[list[Array], list[Array]]:
-    """Potentials of psi1, psi2, psi3a and psi3b, and the curl of psi3c, up to the order of the config."""
-    order = config.lpt_order
-    p1 = lpt_fields.potential(-modes, config)
-    if order == 1:
-        return [p1], []
-    # Computed once: XLA would also store its real and its imaginary parts, for the sums.
-    p1, _ = sequence_after(p1, ())
-    source = lpt_fields.second_order(p1, config, dealias=order > 2)
-    p1, source = sequence_after(p1, source)
-    p2 = lpt_fields.potential(source, config)
-    if order == 2:
-        return [p1, p2], []
-    determinant, mixed, *curl = lpt_fields.third_order(p1, p2, config)
-    return [p1, p2, *(lpt_fields.potential(x, config) for x in (determinant, mixed))], curl
+def _higher_orders(p1: Array, weights: Array, config: Config) -> list[Array]:
+    """Modes of a weighted sum of the potentials beyond the first order, for each row of the weights."""
+    if config.lpt_order > 2:
+        return lpt_fields.third_order(p1, weights, config)
+    p2 = lpt_fields.second_order(p1, config)
+    return [scaled(p2, w[0]) for w in weights]

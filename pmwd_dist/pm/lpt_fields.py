@@ -1,39 +1,38 @@
 """Displacement fields of Lagrangian perturbation theory, order by order, on local blocks; inside shard_map.
 
-psi = grad p + transverse part (from third order on), laplacian p1 = -delta. With the Hessians A of p1 and B of p2
-(Bouchet et al. 1995; Catelan 1995),
+psi = grad p, laplacian p1 = -delta. With the Hessians A of p1 and B of p2 (Bouchet et al. 1995; Catelan 1995),
 
-  laplacian p2 = m(A, A),  laplacian p3a = det A,  laplacian p3b = m(A, B),  (curl psi3c)_i = e_ijk (A B)_jk,
+  laplacian p2 = m(A, A),  laplacian p3a = det A,  laplacian p3b = m(A, B),  m(A, B) = (tr A tr B - tr A B) / 2.
 
-m(A, B) = (tr A tr B - tr A B) / 2.
+The transverse part of third order changes P(k) at z = 0 by at most 0.02 % and is left out.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial, reduce
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist._jax.arithmetic import scaled, scaled_by_i
 from pmwd_dist._jax.derivatives import recomputed
 from pmwd_dist._jax.ops import unify_varying
+from pmwd_dist._jax.order import after
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after
 from pmwd_dist.pm import fourier
 
-# Pairs of axes of a symmetric matrix; the two axes that follow each axis, as in a vector product.
+# Pairs of axes of a symmetric matrix.
 PAIRS = ((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2))
-NEXT = ((1, 2), (2, 0), (0, 1))
 
-Matrix = dict[tuple[int, int], Array]
-
-# Size of a field on a device [bytes] up to which reverse mode stores the second derivatives of 2LPT. To compute them
-# again costs twice the transforms of a step.
+# Size of a field on a device [bytes] up to which reverse mode stores the second derivatives of potentials. To compute
+# them again costs twice the transforms of a step at second order.
 _SMALL, _SMALL_ON_CPUS = 2**28 // 10, 2**25 // 10
 
 
@@ -42,125 +41,148 @@ def potential(source: Array, config: Config) -> Array:
     return scaled(source, -fourier.inverse_laplacian(config.particle_shape, config, source.real.dtype))
 
 
-def displaced(potential: Array, curl: Sequence[Array], config: Config) -> Array:
-    """Gradient of a potential plus the divergence-free field with a given curl, shape (nx, ny, nz, 3).
-
-    Potential and curl are modes; the curl has three components, or none.
-    """
-    modes, fields = (potential, *curl), []
-    for axis in range(3):
-        fields.append(_component(modes, axis, config))
-        modes, fields = sequence_after(modes, fields)
+def displaced(potential: Array, config: Config) -> Array:
+    """Gradient of a potential, shape (nx, ny, nz, 3), from its modes."""
+    fields: list[Array] = []
+    for k in _odd_wavevectors(potential, config):
+        fields.append(irfft_block(scaled_by_i(potential, k), config.particle_shape[2], config.decomposition))
+        potential, fields = sequence_after(potential, fields)
     return jnp.stack(fields, -1)
 
 
-def _component(modes: tuple[Array, ...], axis: int, config: Config) -> Array:
-    """One component of `displaced`; modes of the potential, then modes of the curl."""
-    potential, *curl = modes
-    k = _odd_wavevectors(potential, config)
-    total = scaled_by_i(potential, k[axis])
-    if curl:
-        i, j = NEXT[axis]
-        inverse = fourier.inverse_laplacian(config.particle_shape, config, potential.real.dtype)
-        total = total + scaled_by_i(scaled(curl[j], k[i]) - scaled(curl[i], k[j]), inverse)
-    return irfft_block(total, config.particle_shape[2], config.decomposition)
+def second_order(p1: Array, config: Config) -> Array:
+    """Modes of p2."""
+
+    def source(p1: Array) -> list[Array]:
+        return [rfft_block(_minors(p1, config), config.decomposition)]
+
+    wrap = _unchanged if stores_second_derivatives(config, p1.real.dtype) else recomputed
+    return potential(wrap(source)(p1)[0], config)
 
 
-def second_order(p1: Array, config: Config, *, dealias: bool) -> Array:
-    """Modes of m(A, A), the Laplacian of the second-order potential; without aliases if `dealias` (`dealiased`)."""
+def third_order(p1: Array, weights: Array, config: Config) -> list[Array]:
+    """Modes of a weighted sum of p2, p3a and p3b for each row of the weights.
 
-    def product(p1: Array) -> list[Array]:
-        even, odd = _wavevectors(p1, config)
-        trace = _second_derivative(p1, 0, 0, even, odd, config)
-        p1, trace = sequence_after(p1, trace)
-        source = jnp.zeros((), trace.dtype)
-        for i, j in PAIRS[1:]:
-            derivative = _second_derivative(p1, i, j, even, odd, config)
-            source = source + (trace * derivative if i == j else -(derivative**2))
-            trace = trace + derivative if i == j else trace
-            p1, (source, trace) = sequence_after(p1, (source, trace))
-        return [source]
+    Aliases of m(A, A), which change P(k) at z = 0 by up to 0.3 %, are removed as in `dealiased`. Aliases of the other
+    products change it by less than 0.1 % and remain.
+    """
+    stored = stores_second_derivatives(config, p1.real.dtype)
+    wrap = _unchanged if stored else recomputed
 
-    if dealias:
-        return dealiased(product, [p1], 1, config)[0]
+    def shifted(p1: Array) -> list[Array]:
+        return [on_lattice(partial(_minors, config=config), p1, 0.5, config)]
 
-    def run(p1: Array) -> Array:
-        return rfft_block(product(p1)[0], config.decomposition)
+    def invariants(p1: Array) -> list[Array]:
+        minors, determinant = _invariants(p1, config)
+        modes, determinant = sequence_after(rfft_block(minors, config.decomposition), determinant)
+        return [modes, rfft_block(determinant, config.decomposition)]
 
-    return run(p1) if stores_second_derivatives(config, p1.real.dtype) else recomputed(run)(p1)
+    @wrap
+    def sums(p1: Array, weights: Array) -> list[Array]:
+        keep = fourier.translation(config.particle_shape, config, p1.real.dtype, jnp.zeros(())).real
+        p1, source = after(p1, wrap(shifted)(p1)[0])
+        minors, determinant = wrap(invariants)(p1)
+        p2 = potential(scaled(source + minors, keep / 2), config)
+        (p1, p2), determinant = after((p1, p2), determinant)
+        mixed = rfft_block(_mixed_minors(p1, p2, config, stored=stored), config.decomposition)
+        return [scaled(p2, w) + potential(scaled(determinant, a) + scaled(mixed, b), config) for w, a, b in weights]
+
+    return sums(p1, weights)
+
+
+def _unchanged(function: Any) -> Any:
+    return function
 
 
 def stores_second_derivatives(config: Config, dtype: Any, platform: str | None = None) -> bool:
-    """Whether reverse mode stores the six fields of `second_order`; platform: default, the devices of the config."""
+    """Whether reverse mode stores second derivatives of potentials; platform: default, the devices of the config."""
     size = math.prod(config.particle_shape) / config.decomposition.size * np.dtype(dtype).itemsize
     return size <= (_SMALL_ON_CPUS if (platform or config.decomposition.platform) == "cpu" else _SMALL)
 
 
-def third_order(p1: Array, p2: Array, config: Config) -> list[Array]:
-    """Modes of det A and m(A, B), and of the three components of e_ijk (A B)_jk, without aliases."""
-
-    def product(p1: Array, p2: Array) -> list[Array]:
-        A: Matrix = {}
-        even, odd = _wavevectors(p1, config)
-        for i, j in PAIRS:
-            A[i, j] = A[j, i] = _second_derivative(p1, i, j, even, odd, config)
-            p1, A = sequence_after(p1, A)
-        mixed = jnp.zeros((), p1.real.dtype)
-        curl = [mixed] * 3
-        for i, j in PAIRS:
-            derivative = _second_derivative(p2, i, j, even, odd, config)
-            mixed, curl = _add_products(A, derivative, (i, j), mixed, curl)
-            p2, (A, mixed, curl) = sequence_after(p2, (A, mixed, curl))
-        return [_determinant(A), mixed, *curl]
-
-    return dealiased(product, [p1, p2], 5, config)
+def _minors(p: Array, config: Config) -> Array:
+    """m(A, A) from modes of the potential, with one second derivative at a time."""
+    even, odd = _wavevectors(p, config)
+    trace = _second_derivative(p, 0, 0, even, odd, config)
+    p, trace = sequence_after(p, trace)
+    total = jnp.zeros((), trace.dtype)
+    for i, j in PAIRS[1:]:
+        derivative = _second_derivative(p, i, j, even, odd, config)
+        total = total + (trace * derivative if i == j else -(derivative**2))
+        trace = trace + derivative if i == j else trace
+        p, (total, trace) = sequence_after(p, (total, trace))
+    return total
 
 
-def _add_products(
-    A: Matrix, b: Array, pair: tuple[int, int], mixed: Array, curl: list[Array]
-) -> tuple[Array, list[Array]]:
-    """Add the contribution of b = B_pq = B_qp to m(A, B) and to e_ijk (A B)_jk."""
-    p, q = pair
-    if p == q:
-        i, j = NEXT[p]
-        mixed = mixed + (A[i, i] + A[j, j]) * b / 2
-    else:
-        mixed = mixed - A[p, q] * b
-
-    def factor(j: int, k: int) -> Any:
-        """Coefficient of b in (A B)_jk."""
-        return A[j, p] if q == k else A[j, q] if p == k else 0
-
-    return mixed, [c + (factor(j, k) - factor(k, j)) * b for c, (j, k) in zip(curl, NEXT, strict=True)]
+def _invariants(p: Array, config: Config) -> tuple[Array, Array]:
+    """m(A, A) and det A from modes of the potential."""
+    A: list[Array] = []
+    even, odd = _wavevectors(p, config)
+    for i, j in PAIRS:
+        A.append(_second_derivative(p, i, j, even, odd, config))
+        p, A = sequence_after(p, A)
+    xx, yy, zz, xy, xz, yz = A
+    minor = yy * zz - yz**2
+    minors = minor + xx * (yy + zz) - xy**2 - xz**2
+    return minors, xx * minor - xy * (xy * zz - yz * xz) + xz * (xy * yz - yy * xz)
 
 
-def _determinant(A: Matrix) -> Array:
-    return (
-        A[0, 0] * (A[1, 1] * A[2, 2] - A[1, 2] ** 2)
-        - A[0, 1] * (A[0, 1] * A[2, 2] - A[1, 2] * A[0, 2])
-        + A[0, 2] * (A[0, 1] * A[1, 2] - A[1, 1] * A[0, 2])
-    )
+def _mixed_minors(p1: Array, p2: Array, config: Config, *, stored: bool) -> Array:
+    """m(A, B) from modes of two potentials, with one second derivative of each at a time.
+
+    A loop over pairs: XLA's compiler for CPUs would compute all second derivatives before their products.
+    """
+    even, odd = _wavevectors(p1, config)
+    wrap = _unchanged if stored else jax.checkpoint
+
+    def derivative(modes: Array, factors: Sequence[Array]) -> Array:
+        return irfft_block(reduce(scaled, factors, modes), config.particle_shape[2], config.decomposition)
+
+    @wrap
+    def product(p1: Array, p2: Array, factors: Sequence[Array]) -> Array:
+        p2, a = sequence_after(p2, derivative(p1, factors))
+        return a * derivative(p2, factors)
+
+    def subtract(total: Array, pair: tuple[list[Array], Array]) -> tuple[Array, None]:
+        factors, weight = pair
+        return total - weight * product(p1, p2, factors), None
+
+    traces = product(p1, p2, [even[0] ** 2 + even[1] ** 2 + even[2] ** 2])
+    factors = [jnp.stack([_factor(axis, pair, even, odd) for pair in PAIRS]) for axis in range(3)]
+    weights = jnp.asarray([0.5 if i == j else 1.0 for i, j in PAIRS], traces.dtype)
+    return jax.lax.scan(subtract, traces / 2, (factors, weights))[0]
 
 
-def dealiased(product: Callable[..., list[Array]], modes: Sequence[Array], count: int, config: Config) -> list[Array]:
-    """Modes of products of fields, averaged over two lattices, the second shifted by half a cell along each axis.
+def _factor(axis: int, pair: tuple[int, int], even: Any, odd: Any) -> Array:
+    """Factor of minus a second derivative that depends on the wavenumber along an axis."""
+    if axis not in pair:
+        return jnp.ones_like(odd[axis])
+    return even[axis] ** 2 if pair[0] == pair[1] else odd[axis]
+
+
+def on_lattice(product: Callable[[Array], Array], modes: Array, cells: ArrayLike, config: Config) -> Array:
+    """Modes of a product of fields on a lattice shifted by some cells along each axis, from modes of a field.
+
+    Modes at the Nyquist frequency are set to zero.
+    """
+    phase = fourier.translation(config.particle_shape, config, modes.real.dtype, jnp.asarray(cells, modes.real.dtype))
+    return jnp.conj(phase) * rfft_block(product(phase * modes), config.decomposition)
+
+
+def dealiased(product: Callable[[Array], Array], modes: Array, config: Config) -> Array:
+    """Modes of a product of fields, averaged over two lattices, the second shifted by half a cell along each axis.
 
     Aliases along one axis or three have opposite signs on the two lattices and cancel (Patterson & Orszag 1971).
     Aliases along two axes remain, a few per cent. Zero padding would remove them, but takes 3.4 times the memory and
-    moves modes between devices. Modes at the Nyquist frequency are set to zero.
+    moves modes between devices.
     """
-    shape, dtype = config.particle_shape, modes[0].real.dtype
 
     @jax.checkpoint
-    def add(totals: list[Array], cells: Array) -> tuple[list[Array], None]:
-        phase = fourier.translation(shape, config, dtype, cells)
-        fields = product(*(phase * m for m in modes))
-        back = jnp.conj(phase) / 2
-        return [t + back * rfft_block(f, config.decomposition) for t, f in zip(totals, fields, strict=True)], None
+    def add(total: Array, cells: Array) -> tuple[Array, None]:
+        return total + on_lattice(product, modes, cells, config) / 2, None
 
-    zero = unify_varying(modes[0], jnp.zeros_like(modes[0]))[1]
-    totals, _ = jax.lax.scan(add, [zero] * count, jnp.asarray([0.0, 0.5], dtype))
-    return totals
+    zero = unify_varying(modes, jnp.zeros_like(modes))[1]
+    return jax.lax.scan(add, zero, jnp.asarray([0.0, 0.5], modes.real.dtype))[0]
 
 
 def _second_derivative(p: Array, i: int, j: int, even: Any, odd: Any, config: Config) -> Array:

@@ -113,9 +113,7 @@ def add_local(modes: Array, f_nl: Array, log_transfer: Array, config: Config) ->
 
     def block(modes: Array, f_nl: Array, log_transfer: Array) -> Array:
         transfer = local_transfer(log_transfer, config)
-        (square,) = dealiased(
-            lambda phi: [irfft_block(phi, nz, decomposition) ** 2], [potential(modes, transfer)], 1, config
-        )
+        square = dealiased(lambda phi: irfft_block(phi, nz, decomposition) ** 2, potential(modes, transfer), config)
         return modes + scaled(square, f_nl * transfer)
 
     run = decomposition.shard_map(block, (decomposition.spectrum_spec, P(), P()), decomposition.spectrum_spec)
