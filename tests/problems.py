@@ -268,21 +268,21 @@ def growth(cosmo: Any, a: np.ndarray) -> dict[str, np.ndarray]:
     matter = cosmo.Omega_c + cosmo.Omega_b
 
     def rhs(a: float, y: np.ndarray) -> np.ndarray:
-        D, p = y.reshape(2, 5)
-        D1, D2, D3a, D3b, _ = D
+        D, p = y.reshape(2, 4)
+        D1, D2, D3a, D3b = D
         E = expansion(cosmo, a)
-        sources = [D1, D2 - D1**2, D3a - 2 * D1**3, D3b + 2 * D1 * (D1**2 - D2), -(D1**3)]
+        sources = [D1, D2 - D1**2, D3a - 2 * D1**3, D3b + 2 * D1 * (D1**2 - D2)]
         return np.concatenate([p / (a**3 * E), 1.5 * matter / (a**2 * E) * np.array(sources)])
 
     a0 = 1e-5  # matter domination to 1e-5 or better: D1 = a and so on, and growing modes forget the rest
-    orders = np.array([1, 2, 3, 3, 3])
-    D0 = np.array([1, -3 / 7, -1 / 3, 10 / 21, -1 / 7]) * a0**orders
+    orders = np.array([1, 2, 3, 3])
+    D0 = np.array([1, -3 / 7, -1 / 3, 10 / 21]) * a0**orders
     start = np.concatenate([D0, a0**2 * expansion(cosmo, a0) * orders * D0])
     start[0] += 2 / 3 * radiation(cosmo, a0) * a0**4 / matter  # growth of Meszaros (1974)
     points = np.unique(np.append(a, 1.0))
     run = solve_ivp(rhs, (a0, points[-1]), start, method="DOP853", rtol=1e-12, atol=0, t_eval=points)
     at, now = np.searchsorted(points, a), run.y[0, np.searchsorted(points, 1.0)]
-    D, p = run.y[:, at].reshape(2, 5, -1) / (now**orders)[:, None]
+    D, p = run.y[:, at].reshape(2, 4, -1) / (now**orders)[:, None]
     dD = p / (a**2 * expansion(cosmo, a))
     return {"D1": D[0], "dD1": dD[0], "D2": D[1], "dD2": dD[1], "D3": D[2:], "dD3": dD[2:]}
 

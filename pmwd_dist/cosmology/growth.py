@@ -30,27 +30,25 @@ _NODES = _STEP * np.arange(-_BELOW, _ABOVE + 1)  # collocation.FIRST ... colloca
 
 
 class _Equation(NamedTuple):
-    """Equation of a growth factor D of order n: L D = m (own D + square D1^2 + cube D1^3 + mixed D1 D2)."""
+    """Equation of a growth factor D of order n: L D = m (D + square D1^2 + cube D1^3 + mixed D1 D2)."""
 
     n: int
-    own: int
     square: int = 0
     cube: int = 0
     mixed: int = 0
 
 
 _EQUATIONS = (
-    _Equation(n=1, own=1),  # L D1 = m D1
-    _Equation(n=2, own=1, square=-1),  # L D2 = m (D2 - D1^2)
-    _Equation(n=3, own=1, cube=-2),  # L D3a = m (D3a - 2 D1^3)
-    _Equation(n=3, own=1, cube=2, mixed=-2),  # L D3b = m (D3b + 2 D1 (D1^2 - D2))
-    _Equation(n=3, own=0, cube=-1),  # L D3c = -m D1^3
+    _Equation(n=1),  # L D1 = m D1
+    _Equation(n=2, square=-1),  # L D2 = m (D2 - D1^2)
+    _Equation(n=3, cube=-2),  # L D3a = m (D3a - 2 D1^3)
+    _Equation(n=3, cube=2, mixed=-2),  # L D3b = m (D3b + 2 D1 (D1^2 - D2))
 )
 _ORDERS = tuple(equation.n for equation in _EQUATIONS)
 
 
 class Growth(NamedTuple):
-    """Growth factors and their derivatives with ln a; D3 and dD3 have a leading axis for D3a, D3b and D3c."""
+    """Growth factors and their derivatives with ln a; D3 and dD3 have a leading axis for D3a and D3b."""
 
     D1: Array
     D2: Array
@@ -65,9 +63,9 @@ class GrowthTable(eqx.Module):
 
     With L D = D'' + (2 + E'/E) D' (primes are d/d ln a, E = H/H0) and m = 3/2 Omega_cb(a), the growth factors solve
       L D1 = m D1,   L D2 = m (D2 - D1^2),
-      L D3a = m (D3a - 2 D1^3),   L D3b = m (D3b + 2 D1 (D1^2 - D2)),   L D3c = -m D1^3
+      L D3a = m (D3a - 2 D1^3),   L D3b = m (D3b + 2 D1 (D1^2 - D2))
     on the growing mode, with D1(a = 1) = 1 (Bouchet et al. 1995; Catelan 1995). In an Einstein-de Sitter universe they
-    are a, -3/7 a^2, -1/3 a^3, 10/21 a^3 and -1/7 a^3. Radiation and neutrinos enter by E alone: this is the growth of
+    are a, -3/7 a^2, -1/3 a^3 and 10/21 a^3. Radiation and neutrinos enter by E alone: this is the growth of
     cold matter on scales below the free streaming of neutrinos.
 
     Args:
@@ -116,7 +114,7 @@ class GrowthTable(eqx.Module):
         return self.at(a).dD2
 
     def D3(self, a: ArrayLike) -> Array:
-        """Third-order growth factors D3a, D3b and D3c, along a leading axis."""
+        """Third-order growth factors D3a and D3b, along a leading axis."""
         self.check_third_order()
         return self.at(a).D3
 
@@ -257,7 +255,7 @@ def _factors(universe: Background, order: int) -> Array:
     """The growth factors at the nodes of the table.
 
     With L D2 - m D2 = S and D2 = D1 g, (a^2 E D1^2 g')' = a^2 E D1 S: two first-order equations, one after the other.
-    D3a and D3b are solved alike, and D3c without D1. All unknowns are relative to their powers of a, and the matrices
+    D3a and D3b are solved alike. All unknowns are relative to their powers of a, and the matrices
     act on differences from an Einstein-de Sitter universe.
     """
     dtype = universe.w.dtype
@@ -280,20 +278,15 @@ def _factors(universe: Background, order: int) -> Array:
     if early is not None:
         v, u = v - early, u + early
 
-    moment = integrate(3.5, -1.5 * u**3 / E, -1.5)
-    p2 = moment / (E * u**2)
+    p2 = integrate(3.5, -1.5 * u**3 / E, -1.5) / (E * u**2)
     q2 = integrate(1.0, p2, -3 / 7)
     one, zero = jnp.ones_like(u), jnp.zeros_like(u)
     if order == 2:
         return _at_table_nodes(universe, jnp.stack([u, v]), jnp.stack([one, q2]), jnp.stack([zero, p2]))
-    r = moment / E
-    q3c = integrate(3.0, r, -3 / 7)
     p3a = integrate(4.5, -3 * u**4 / E, -3.0) / (E * u**2)
     p3b = integrate(4.5, 3 * u**3 * (u - q2) / E, 30 / 7) / (E * u**2)
     q3a, q3b = integrate(2.0, p3a, -2 / 3), integrate(2.0, p3b, 20 / 21)
-    return _at_table_nodes(
-        universe, jnp.stack([u, v]), jnp.stack([one, q2, q3a, q3b, q3c]), jnp.stack([zero, p2, p3a, p3b, r])
-    )
+    return _at_table_nodes(universe, jnp.stack([u, v]), jnp.stack([one, q2, q3a, q3b]), jnp.stack([zero, p2, p3a, p3b]))
 
 
 def _at_table_nodes(universe: Background, linear: Array, q: Array, p: Array) -> Array:
@@ -304,16 +297,16 @@ def _at_table_nodes(universe: Background, linear: Array, q: Array, p: Array) -> 
     Args:
       universe: parameters of the expansion.
       linear: u = D1 / a and its slope.
-      q: D / (a^n u) for each factor, D / a^n for D3c.
-      p: q' + (n - 1) q for each factor, q' + n q for D3c.
+      q: D / (a^n u) for each factor.
+      p: q' + (n - 1) q for each factor.
     """
     x = jnp.asarray(_NODES, universe.w.dtype)
     known = collocation.matmul(collocation.interpolation(_NODES), jnp.concatenate([linear, q, p]).T).T
     u, v, (q, p) = known[:1], known[1:2], (known[2 : 2 + len(q)], known[2 + len(q) :])
-    n, own, square, cube, mixed = np.array(_EQUATIONS[: len(q)], float).T[..., None].astype(x.dtype)
-    U = (own * u + (1 - own)) * q
-    V = own * v * q + (own * u + (1 - own)) * (p - (n - own) * q)
-    source = own * U + u**2 * (square + cube * u + mixed * q[1:2])
+    n, square, cube, mixed = np.array(_EQUATIONS[: len(q)], float).T[..., None].astype(x.dtype)
+    U = u * q
+    V = v * q + u * (p - (n - 1) * q)
+    source = U + u**2 * (square + cube * u + mixed * q[1:2])
     _, h, m = expansion(universe, x)
     h, m = h[None] + 0.5, m[None] + 1.5
     W = m * source - (2 * n + h) * V - n * (n + h) * U

@@ -60,7 +60,7 @@ def lpt(
 def _lpt(modes: Array, table: GrowthTable, a: Array, config: Config) -> Particles:
     decomposition = config.decomposition
     D1, D2, D3, *slopes = table.at(a)
-    growth, slopes = (jnp.concatenate([jnp.stack(x[:2]), x[2][:2]]) for x in ((D1, D2, D3), slopes))
+    growth, slopes = (jnp.concatenate([jnp.stack(x[:2]), x[2]]) for x in ((D1, D2, D3), slopes))
     factors = growth, a**2 * table.E(a) * slopes, *_by_wavenumber(table, a, config)
     spacing, unit = resolution(config, modes.real.dtype), momentum_unit(config, modes.real.dtype)
 

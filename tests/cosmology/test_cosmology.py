@@ -46,7 +46,7 @@ def test_growth_matches_scipy(name: str) -> None:
 def test_growth_in_an_einstein_de_sitter_universe() -> None:
     table = pmd.growth_table(problems.einstein_de_sitter())
     a = np.geomspace(1e-3, 2, 77)
-    D3 = np.array([-1 / 3, 10 / 21, -1 / 7])[:, None] * a**3
+    D3 = np.array([-1 / 3, 10 / 21])[:, None] * a**3
     expected = {"D1": a, "dD1": a, "D2": -3 / 7 * a**2, "dD2": -6 / 7 * a**2, "D3": D3, "dD3": 3 * D3, "E": a**-1.5}
     for quantity, values in expected.items():
         np.testing.assert_allclose(getattr(table, quantity)(a), values, rtol=1e-13, err_msg=quantity)
@@ -56,7 +56,7 @@ def test_growth_factors_of_a_sphere_are_those_of_its_collapse() -> None:
     """x / q = 1 - D/3 - D^2/21 - 23/1701 D^3 of a homogeneous sphere of unit linear density contrast."""
     a = 0.4
     table = pmd.growth_table(problems.einstein_de_sitter())
-    D3a, D3b, _ = table.D3(a)
+    D3a, D3b = table.D3(a)
     A = np.eye(3) / -3
     B = problems.minors(A, A) * np.eye(3) / 3
     third = D3a * np.linalg.det(A) / 3 + D3b * problems.minors(A, B) / 3
@@ -206,7 +206,7 @@ def test_derivatives_with_respect_to_parameters_match_differences() -> None:
 
     value = jax.jit(observables)
     # Weights of one sign: no cancellation between observables.
-    weights = np.random.default_rng(0).uniform(0.5, 1.5, 14)
+    weights = np.random.default_rng(0).uniform(0.5, 1.5, 12)
     gradient = jax.jit(jax.grad(lambda p: observables(p) @ weights))(values)
     direction = dict.fromkeys(PARAMETERS, 1.0)
     tangent = jax.jit(lambda p: jax.jvp(observables, (p,), (direction,))[1])(values)
