@@ -12,6 +12,8 @@ from pmwd_dist.observe.bispectrum import Bispectrum as Bispectrum
 from pmwd_dist.observe.bispectrum import bispectrum as bispectrum
 from pmwd_dist.observe.bispectrum import bispectrum_edges as bispectrum_edges
 from pmwd_dist.observe.bispectrum import tree_bispectrum as tree_bispectrum
+from pmwd_dist.observe.catalogue import Catalogue as Catalogue
+from pmwd_dist.observe.catalogue import galaxy_catalogue as galaxy_catalogue
 from pmwd_dist.observe.counts import expected_counts as expected_counts
 from pmwd_dist.observe.counts import weighted_overdensity as weighted_overdensity
 from pmwd_dist.observe.cross import CrossPower as CrossPower

@@ -23,6 +23,7 @@ from pmwd_dist.ops import cic
 from pmwd_dist.parallel.halo import reduce_block
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm.paint import max_displacement_block, with_halo
+from pmwd_dist.pm.particles import site_positions
 
 # Axes of the box along the two axes of a plane. The line of sight is swapped with z, so that planes are divided over
 # devices like the mesh.
@@ -192,7 +193,7 @@ def _paint_image(near: Array, *arrays: Array, cone: FlatSkyLightCone, geometry: 
     """Paint the particles of one repetition of the box that the light cone passes."""
     path, light, axis = Path(*arrays[:3]), LightCone(*arrays[3:]), cone.along
     dtype = path.start.dtype
-    local = shells.site_positions(cone.config, axis, path.start.shape[axis], dtype)
+    local = site_positions(cone.config, axis, path.start.shape[axis], dtype)
     sites = near + local.reshape([-1 if i == axis else 1 for i in range(3)])
     along = Path(*(x[..., axis] for x in path))
     passed, guess = crosses(sites + along.start, sites + along.end, light)

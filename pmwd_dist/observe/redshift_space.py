@@ -19,11 +19,11 @@ from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
-from pmwd_dist.observe.shells import checked_observer, site_positions
+from pmwd_dist.observe.shells import checked_observer
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import fftfreq3d
 from pmwd_dist.pm import inputs
-from pmwd_dist.pm.particles import Particles
+from pmwd_dist.pm.particles import Particles, site_positions
 
 _AXES = {"x": (1.0, 0.0, 0.0), "y": (0.0, 1.0, 0.0), "z": (0.0, 0.0, 1.0)}
 

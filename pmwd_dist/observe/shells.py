@@ -61,14 +61,6 @@ def check_images(count: int, config: Config) -> None:
         raise ArgumentError("edges", None, constraint, "use nearer shells or a larger box", show_value=False)
 
 
-def site_positions(config: Config, axis: int, count: int, dtype: Any) -> Array:
-    """Positions of the local lattice sites along an axis [Mpc/h], inside shard_map."""
-    names, parts = (*config.decomposition.axis_groups, ((), 1))[axis]
-    every = np.arange(config.particle_shape[axis]) * (config.box_size[axis] / config.particle_shape[axis])
-    first = jax.lax.axis_index(names) * count if parts > 1 else 0
-    return jax.lax.dynamic_slice(jnp.asarray(every, dtype), (first,), (count,))
-
-
 def is_traced(tree: Any) -> bool:
     """Whether some arrays of a pytree are traced."""
     return any(isinstance(x, Tracer) for x in jax.tree.leaves(tree))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import math
 import os
 import re
 import signal
@@ -291,6 +292,23 @@ def to_devices(x: Any, sharding: Sharding) -> Array:
         return ended(jax.device_put(x, sharding))
     whole = np.asarray(x)
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])  # without communication
+
+
+def all_rows(x: np.ndarray) -> np.ndarray:
+    """The rows of arrays of all processes, in their order, on every process. Collective."""
+    if jax.process_count() == 1:
+        return x
+    from jax.experimental import multihost_utils
+
+    # As words: JAX may have no type of 64 bits.
+    words = np.ascontiguousarray(x).reshape(len(x), math.prod(x.shape[1:])).view(np.int32)
+    with connection_errors():
+        lengths = np.ravel(multihost_utils.process_allgather(np.int32(len(x))))
+        longer = np.zeros((int(lengths.max()), *words.shape[1:]), np.int32)
+        longer[: len(x)] = words
+        rows = multihost_utils.process_allgather(longer)
+    every = np.concatenate([row[:n] for row, n in zip(rows, lengths, strict=True)])
+    return every.view(x.dtype).reshape(-1, *x.shape[1:])
 
 
 def exchange(text: str) -> list[str]:

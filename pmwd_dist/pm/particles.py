@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config, Vector3
 from pmwd_dist.ops.momenta import bits, momentum, pack, rounded
 from pmwd_dist.ops.rounding import round_straight_through
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,23 @@ class Particles(eqx.Module):
         """These particles in the box of a config, at a scale factor if it is a number outside jit."""
         return Particles(self.disp, self.vel, origin=Origin(float(a) if is_number(a) else None, config.box_size))
 
+    def positions(self, config: Config) -> Float[Array, "nx ny nz 3"]:
+        """Comoving positions in the box, from 0 to its sides, divided over devices like the particles [Mpc/h]."""
+        return _positions(self.disp, config)
+
+    def velocities(self, a: Any = None) -> Float[Array, "nx ny nz 3"]:
+        """Peculiar velocities a dx/dt [km/s] at a scale factor; default: the one that these particles are made for.
+
+        Raises:
+          ValueError: the scale factor must be given, or is not that of the particles.
+        """
+        at = self.origin.a if a is None else a
+        if at is None:
+            raise ArgumentError("a", a, "is not known for these particles", "pass their scale factor")
+        if is_number(at) and self.origin.a is not None and abs(float(at) / self.origin.a - 1) > 1e-4:
+            raise ArgumentError("a", a, f"is not the scale factor of the particles, {self.origin.a:.6g}")
+        return self.vel * (100 / jnp.asarray(at, self.vel.dtype))
+
 
 class ExactParticles(eqx.Module):
     """Particles during a step, with integer momenta.
@@ -63,6 +85,27 @@ class ExactParticles(eqx.Module):
     def with_unit(self, unit: Any) -> Particles:
         """Particles with momenta in Mpc/h, from the unit of the integers [Mpc/h]."""
         return Particles(self.disp, momentum(self.momenta, unit))
+
+
+@on_auto_axes
+@partial(jit, static_argnames="config")
+def _positions(disp: Array, config: Config) -> Array:
+    decomposition, box = config.decomposition, np.asarray(config.box_size)
+
+    def block(disp: Array) -> Array:
+        axes = [site_positions(config, axis, n, disp.dtype) for axis, n in enumerate(disp.shape[:3])]
+        x = jnp.mod(jnp.stack(jnp.meshgrid(*axes, indexing="ij"), -1) + disp, box.reshape(1, 1, 1, 3))
+        return jnp.where(x < box.reshape(1, 1, 1, 3), x, 0).astype(disp.dtype)
+
+    return decomposition.shard_map(block, decomposition.spec, decomposition.spec)(disp)
+
+
+def site_positions(config: Config, axis: int, count: int, dtype: Any) -> Array:
+    """Positions of the local lattice sites along an axis [Mpc/h], inside shard_map."""
+    names, parts = (*config.decomposition.axis_groups, ((), 1))[axis]
+    every = np.arange(config.particle_shape[axis]) * (config.box_size[axis] / config.particle_shape[axis])
+    first = jax.lax.axis_index(names) * count if parts > 1 else 0
+    return jax.lax.dynamic_slice(jnp.asarray(every, dtype), (first,), (count,))
 
 
 def is_number(a: Any) -> bool:

@@ -32,6 +32,7 @@ ALL = (
     "observe.multipoles.line_of_sight=x",
     "observe.galaxies={b1=0.5, smoothing=4, number_density=0.1, selection=[[0, 1], [32, 0.25]], k_max=0.6}",
     "observe.galaxies.mask='mask.npy'",
+    "observe.galaxies.catalogue=true",
     "observe.bispectrum={shells=2}",
     "observe.cross={}",
     "observe.pdf={bins=4, low=0.1}",
@@ -169,6 +170,13 @@ def test_values_are_those_of_the_library(whole: SimulationJob):
     assert (np.abs(along - expected) < 3.5 * np.sqrt(expected)).all()
 
 
+def test_the_catalogue_of_galaxies(whole: SimulationJob):
+    with h5py.File(whole.folder / "catalogue_z0.000.hdf5") as file:
+        assert abs(len(file["Position"]) - 0.1 * 32**3) < 5 * np.sqrt(0.1 * 32**3)
+        assert file["Velocity"].attrs["unit"] == "km/s"
+        assert file.attrs["line_of_sight"] == "z"
+
+
 def test_counts_have_the_power_of_the_table(tmp_path: Path):
     """Or are refused, and the smoothing of the message mends it."""
     galaxies = "observe.galaxies={b1=0.5, number_density=1e-4, redshift_space=false}"
@@ -204,6 +212,7 @@ def test_counts_have_the_power_of_the_table(tmp_path: Path):
         ("observe.galaxies={number_density=1.0, selection=[[0, -0.1]]}", "selection.*must have shares from 0 to 1"),
         ("observe.galaxies={number_density=1.0, selection=[[0, 1.1]]}", "selection.*must have shares from 0 to 1"),
         ("observe.galaxies.selection=[[0, 1]]", "is for counts, which need observe.galaxies.number_density"),
+        ("observe.galaxies.catalogue=true", "catalogue: needs observe.galaxies.number_density"),
         ("observe.light_cone.line_of_sight=w", "line_of_sight = .w.: must be .x., .y. or .z."),
         (
             "observe.multipoles.k_max=2.0",

@@ -99,6 +99,7 @@ class Galaxies(TableOutput):
         None,
         "survey.h5:/mask",
     )
+    catalogue: bool = about("write a catalogue of positions and velocities, before selection and mask", False)
     k_max: float | None = K_MAX
 
     def problems(self, box: Box) -> Iterator[str]:
@@ -110,6 +111,8 @@ class Galaxies(TableOutput):
         if self.selection is not None and self.number_density is None:
             needed = "observe.galaxies.number_density; for example 0.001"
             yield f"observe.galaxies.selection: is for counts, which need {needed}"
+        if self.catalogue and self.number_density is None:
+            yield "observe.galaxies.catalogue: needs observe.galaxies.number_density; for example 0.001"
         yield from k_max_problems(self, self.k_max, box)
 
     def inputs(self) -> dict[str, str]:
@@ -173,12 +176,16 @@ class Galaxies(TableOutput):
     def tracers(self, view: View) -> tuple[Particles, Array]:
         """Particles, in redshift space if the section says so, and their weights as galaxies."""
         simulation, particles, a = view.simulation, view.particles, view.a
-        config, cosmo = simulation.config, simulation.cosmo
-        bias = LagrangianBias(self.b1, self.b2, self.bs2, self.bnabla2)
-        weights = bias_weights(view.linear_modes(), bias, cosmo, config, smoothing=self.smoothing, a=a)
         if self.redshift_space:
-            particles = redshift_space(particles, cosmo, config, line_of_sight=self.line_of_sight, a=a)
-        return particles, weights
+            options: Any = {"line_of_sight": self.line_of_sight, "a": a}
+            particles = redshift_space(particles, simulation.cosmo, simulation.config, **options)
+        return particles, self.weights(view)
+
+    def weights(self, view: View) -> Array:
+        """Weights of the particles as galaxies."""
+        simulation, bias = view.simulation, LagrangianBias(self.b1, self.b2, self.bs2, self.bnabla2)
+        options: Any = {"smoothing": self.smoothing, "a": view.a}
+        return bias_weights(view.linear_modes(), bias, simulation.cosmo, simulation.config, **options)
 
     def shares_seen(self, config: Config, data: Arrays) -> np.ndarray | None:
         """Shares that the survey sees, selection times mask, to be broadcast to the mesh; None if it sees all."""

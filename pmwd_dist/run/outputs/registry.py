@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from pmwd_dist.report import drawing
 from pmwd_dist.run.outputs.base import Figures, Output
 from pmwd_dist.run.outputs.bispectrum import Bispectrum
+from pmwd_dist.run.outputs.catalogue import GalaxyCatalogue
 from pmwd_dist.run.outputs.cross import Cross
 from pmwd_dist.run.outputs.galaxies import Counts, Galaxies
 from pmwd_dist.run.outputs.light_cone import LightCone
@@ -43,12 +44,13 @@ class Observe(BaseModel):
 SECTIONS: dict[str, type[Output]] = {
     name: get_args(field.annotation)[0] for name, field in Observe.model_fields.items()
 }
-KINDS: tuple[type[Output], ...] = (Power, Slices, *SECTIONS.values(), Counts, Snapshot)
+KINDS: tuple[type[Output], ...] = (Power, Slices, *SECTIONS.values(), Counts, GalaxyCatalogue, Snapshot)
 
 
 def outputs_of(output: OutputSection, observe: Observe) -> tuple[Output, ...]:
     """The outputs of a simulation, in the order in which they are measured and written."""
-    found = [Power(), Slices.of(output), *observe.outputs, Counts.of(observe.galaxies), Snapshot.of(output)]
+    galaxies = Counts.of(observe.galaxies), GalaxyCatalogue.of(observe.galaxies)
+    found = [Power(), Slices.of(output), *observe.outputs, *galaxies, Snapshot.of(output)]
     return tuple(x for x in found if x is not None)
 
 

@@ -1,0 +1,175 @@
+"""Catalogues of galaxies: particles of a simulation, drawn with their weights."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import h5py
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Real
+
+from pmwd_dist._checks import check_number
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist._files import atomic_write
+from pmwd_dist._jax.program import jit
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
+from pmwd_dist.cosmology.parameters import Cosmology
+from pmwd_dist.observe.counts import negative_shares
+from pmwd_dist.observe.redshift_space import LineOfSight, redshift_space
+from pmwd_dist.parallel import distributed
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
+from pmwd_dist.parallel.inputs import check_on_host
+from pmwd_dist.pm import inputs
+from pmwd_dist.pm.particles import Particles
+
+_SAID, _MOST = 0.005, 0.02  # negative weights over the sum of all that are warned of, and refused
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Objects as columns of numbers.
+
+    Args:
+      columns: arrays with a row for each object, by name.
+      units: units of the columns, by name.
+      about: what holds for all of them, such as the box and the cosmology.
+    """
+
+    columns: dict[str, np.ndarray]
+    units: dict[str, str]
+    about: dict[str, Any]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def save(self, path: str | Path) -> None:
+        """Write an HDF5 file with a data set for each column, whose attribute `unit` is its unit. Collective.
+
+        Raises:
+          OSError: the file can't be written; it is absent then.
+        """
+        with distributed.raise_on_all_processes():
+            if distributed.is_main():
+                with atomic_write(Path(path)) as aside, h5py.File(aside, "w", locking=False) as file:
+                    file.attrs.update(self.about)
+                    for name, values in self.columns.items():
+                        file.create_dataset(name, data=values).attrs["unit"] = self.units[name]
+
+
+@on_auto_axes
+def galaxy_catalogue(
+    particles: Particles,
+    cosmo: Cosmology | GrowthTable,
+    config: Config,
+    *,
+    key: Array,
+    number_density: float,
+    weights: Real[Array, "px py pz"] | None = None,
+    line_of_sight: LineOfSight = "z",
+    a: float | None = None,
+) -> Catalogue:
+    """Galaxies at particles of a simulation: Poisson numbers whose means are proportional to their weights. Collective.
+
+    Particles with a negative weight have no galaxies, and the others as many less as keeps the mean density. The result
+    does not depend on the division over devices; every process has all galaxies.
+
+    Args:
+      particles: particles at scale factor a.
+      cosmo: cosmology, or its `growth_table`.
+      config: configuration of the simulation.
+      key: key of the random numbers.
+      number_density: mean number density of the galaxies [(h/Mpc)^3].
+      weights: weights of the particles, of any mean above 0, such as `bias_weights`; default: 1.
+      line_of_sight: direction of the redshifts, "x", "y", "z" or a vector.
+      a: scale factor of the particles; default: `config.a_stop`.
+
+    Returns:
+      Columns `Position` and `RedshiftSpacePosition`, comoving, from 0 to the sides of the box [Mpc/h], and `Velocity`,
+      peculiar [km/s], all of shape (galaxies, 3), in the order of the lattice of the particles.
+
+    Raises:
+      ValueError: an array is traced or of another config, negative weights hold more than 2 % of the galaxies, or
+        another argument is out of its range.
+
+    Warns:
+      UserWarning: negative weights hold more than 0.5 % of the galaxies, so that P(k) comes out low.
+
+    Examples:
+      >>> galaxies = observe.galaxy_catalogue(particles, cosmo, config, key=jax.random.key(1), number_density=1e-3)
+      >>> galaxies.save("galaxies.hdf5")
+    """
+    inputs.check_config(config)
+    check_on_host("galaxy_catalogue", (particles, cosmo, weights))
+    check_number(number_density, "number_density", 0, 1e6, unit="(h/Mpc)^3")
+    at = float(config.a_stop if a is None else inputs.scale_factor(a))
+    particles = inputs.checked_particles(particles, config, at)
+    moved = redshift_space(particles, cosmo, config, line_of_sight=line_of_sight, a=at)
+    dtype = particles.disp.dtype
+    weights = jnp.ones((), dtype) if weights is None else inputs.lattice_field(weights, config, "weights")
+    _check_negative(weights)
+    mean = jnp.asarray(number_density * math.prod(config.box_size) / math.prod(config.particle_shape), dtype)
+    counts = _numbers(key, weights, mean, config)
+    values = {
+        "Position": particles.positions(config),
+        "Velocity": Particles(particles.disp, particles.vel).velocities(at),
+        "RedshiftSpacePosition": moved.positions(config),
+    }
+    units = {name: "km/s" if name == "Velocity" else "Mpc/h" for name in values}
+    about = {"a": at, "z": 1 / at - 1, "number_density [(h/Mpc)^3]": float(number_density)}
+    about |= {"box_size [Mpc/h]": config.box_size, "line_of_sight": str(line_of_sight)}
+    own = {field.name: getattr(config, field.name) for field in fields(config) if field.name != "decomposition"}
+    values_of = vars(growth_table_to(config.lpt_order, cosmo).cosmo)
+    cosmology = {name: None if x is None else np.asarray(x).tolist() for name, x in values_of.items()}
+    about |= {"config": json.dumps(own, default=str), "cosmology": json.dumps(cosmology)}
+    return Catalogue(_rows(counts, values, config), units, about)
+
+
+def _check_negative(weights: Array) -> None:
+    """Warn of negative weights, or raise ArgumentError."""
+    particles, galaxies = map(float, negative_shares(weights))
+    if not math.isfinite(galaxies):
+        raise ArgumentError("weights", weights, "must be finite, with a sum above 0", show_value=False)
+    text = (
+        f"are negative for {100 * particles:.2g} % of the particles, which hold {100 * galaxies:.2g} % of the galaxies"
+    )
+    if galaxies > _MOST:
+        remedy = "use a larger smoothing of bias_weights, or a smaller bias"
+        raise ArgumentError("weights", galaxies, f"{text}: P(k) would be too low", remedy, show_value=False)
+    if galaxies > _SAID:
+        warnings.warn(f"weights {text}: P(k) comes out low", stacklevel=4)
+
+
+@partial(jit, static_argnames="config")
+def _numbers(key: Array, weights: Array, mean: Array, config: Config) -> Array:
+    """Numbers of galaxies at the particles."""
+    weights = jnp.maximum(jnp.broadcast_to(weights, config.particle_shape), 0)
+    rate = config.decomposition.constrain(weights * (mean / jnp.mean(weights)))
+    return config.decomposition.constrain(jax.random.poisson(key, rate, dtype=jnp.int32))
+
+
+def _rows(counts: Array, values: dict[str, Array], config: Config) -> dict[str, np.ndarray]:
+    """Rows of the values at each particle, as often as the counts say, in the order of the lattice."""
+    parts: list[list[np.ndarray]] = []
+    for i, shard in enumerate(counts.addressable_shards):
+        if shard.replica_id:
+            continue
+        local = np.asarray(shard.data)
+        where = np.flatnonzero(local)
+        times = local.ravel()[where]
+        starts = [s.start or 0 for s in shard.index]
+        at = [x + start for x, start in zip(np.unravel_index(where, local.shape), starts, strict=True)]
+        sites = np.ravel_multi_index(tuple(at), config.particle_shape).astype(np.int64)
+        rows = [np.asarray(x.addressable_shards[i].data.reshape(-1, 3)[where]) for x in values.values()]
+        parts.append([np.repeat(x, times, axis=0) for x in (sites, *rows)])
+    sites, *rows = (distributed.all_rows(np.concatenate(x)) for x in zip(*parts, strict=True))
+    order = np.argsort(sites, kind="stable")
+    return {name: x[order] for name, x in zip(values, rows, strict=True)}

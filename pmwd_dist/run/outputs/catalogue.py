@@ -1,0 +1,63 @@
+"""The catalogue of galaxies at each output: positions and velocities."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Self
+
+import jax
+import numpy as np
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.observe.catalogue import galaxy_catalogue
+from pmwd_dist.pm.status import SimulationError
+from pmwd_dist.run.outputs.base import Output, View
+from pmwd_dist.run.outputs.galaxies import Galaxies
+from pmwd_dist.run.settings.setup import SimulationSetup
+
+_BYTES = 36  # a galaxy
+
+
+class GalaxyCatalogue(Output):
+    """Galaxies of the section [observe.galaxies], one by one."""
+
+    name = "catalogue"
+
+    galaxies: Galaxies
+
+    @classmethod
+    def of(cls, galaxies: Galaxies | None) -> Self | None:
+        """The catalogue of galaxies, if the section asks for one."""
+        return cls(galaxies=galaxies) if galaxies is not None and galaxies.catalogue else None
+
+    def names(self, z: float) -> list[str]:
+        """Name of the file."""
+        return [self.file(z, "hdf5")]
+
+    def disk(self, simulation: SimulationSetup, count: int) -> int:
+        """Size of the columns."""
+        return int(_BYTES * count * (self.galaxies.number_density or 0) * math.prod(simulation.config.box_size))
+
+    def write_divided(self, folder: Path, view: View) -> None:
+        """Draw the galaxies, and write them.
+
+        Raises:
+          SimulationError: negative weights hold too many galaxies.
+        """
+        galaxies, simulation = self.galaxies, view.simulation
+        key = jax.random.fold_in(jax.random.key(simulation.seed), np.float32(view.a).view(np.uint32))
+        try:
+            found = galaxy_catalogue(
+                view.particles,
+                simulation.cosmo,
+                view.config,
+                key=jax.random.fold_in(key, 1),  # not those of the counts
+                number_density=galaxies.number_density or 0.0,
+                weights=galaxies.weights(view),
+                line_of_sight=galaxies.line_of_sight,
+                a=view.a,
+            )
+        except ArgumentError as error:
+            raise SimulationError(f"observe.galaxies at {view.title}: {error.argument} {error.reason}") from error
+        found.save(folder / self.file(view.z, "hdf5"))
