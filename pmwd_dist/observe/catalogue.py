@@ -168,7 +168,7 @@ def _rows(counts: Array, values: dict[str, Array], config: Config) -> dict[str, 
         starts = [s.start or 0 for s in shard.index]
         at = [x + start for x, start in zip(np.unravel_index(where, local.shape), starts, strict=True)]
         sites = np.ravel_multi_index(tuple(at), config.particle_shape).astype(np.int64)
-        rows = [np.asarray(x.addressable_shards[i].data.reshape(-1, 3)[where]) for x in values.values()]
+        rows = [np.asarray(x.addressable_shards[i].data).reshape(-1, 3)[where] for x in values.values()]
         parts.append([np.repeat(x, times, axis=0) for x in (sites, *rows)])
     sites, *rows = (distributed.all_rows(np.concatenate(x)) for x in zip(*parts, strict=True))
     order = np.argsort(sites, kind="stable")
