@@ -110,11 +110,11 @@ class Model(eqx.Module):
         power, table = self.forward.of_cosmology, self.forward.table
         if any(isinstance(x, Tracer) for x in jax.tree.leaves(table)):
             return
-        known = _prior_warnings(power, table.cosmo)
+        known = unlikely_cosmology(power, table.cosmo)
         for name, prior in self.items:
             for u in (-2.0, 2.0) if name in COSMOLOGY else ():
                 value = prior.forward(u)
-                for text in _prior_warnings(power, parameters_at({name: value}, table.cosmo)):
+                for text in unlikely_cosmology(power, parameters_at({name: value}, table.cosmo)):
                     if text not in known:
                         where = f"priors[{name!r}]: at {float(value):.4g}, within two deviations of its median"
                         warnings.warn(f"{where}, {text}", stacklevel=4)  # equinox calls __init__
@@ -347,7 +347,7 @@ class Posterior(eqx.Module):
         return self.to_latent(noise, numbers)
 
 
-def _prior_warnings(power: Any, cosmo: Parameters) -> list[str]:
+def unlikely_cosmology(power: Any, cosmo: Parameters) -> list[str]:
     """Warnings about a cosmology whose dark energy dominates early, or whose P(k) was not compared with CAMB."""
     found = transfer_warnings(power, cosmo) if isinstance(power, str) else []
     state = float(cosmo.w0 + cosmo.wa)

@@ -148,6 +148,10 @@ ODD = {
         None,
         ['priors.sigma8={ kind = "normal", mean = 0.8, sd = 0.5 }'],
     ),
+    r"priors.wa: at 1.2, .* w0 \+ wa = 0.2 must be less than 0, or dark energy dominates early": (
+        None,
+        ['priors.wa={ kind = "normal", mean = 0.0, sd = 0.6 }'],
+    ),
     r"priors.h: at 1.1, .* Omega_m h\^2 = 0.372 is outside of 0.05 to 0.35, the range of linear_power": (
         None,
         ['priors.h={ kind = "normal", mean = 0.9, sd = 0.1 }'],

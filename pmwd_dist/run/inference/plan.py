@@ -23,6 +23,7 @@ from pmwd_dist.cosmology.sampled_parameters import BIASES, NAMES, PARAMETERS
 from pmwd_dist.infer.chain.folder import chain_files
 from pmwd_dist.infer.constants import TRAJECTORIES
 from pmwd_dist.infer.likelihoods import data_warning, shown
+from pmwd_dist.infer.model import unlikely_cosmology
 from pmwd_dist.infer.tuning.schedule import block_length
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
@@ -249,7 +250,7 @@ def _of_priors(plan: InferencePlan) -> list[str]:
     warnings = list[str]()
 
     def untabulated(cosmo: Parameters) -> list[str]:
-        return plan.simulation.transfer_warnings(cosmo) + plan.simulation.training_warnings(cosmo)
+        return unlikely_cosmology(plan.simulation.power, cosmo) + plan.simulation.training_warnings(cosmo)
 
     for name, section in plan.settings.priors.given.items():
         prior, key = section.build(), NAMES[name]
