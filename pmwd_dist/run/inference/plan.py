@@ -37,7 +37,6 @@ from pmwd_dist.run.inference.memory import RUNTIME, InferenceMemory, inference_m
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSetup, build
 from pmwd_dist.run.settings.inference import CHAINS
 from pmwd_dist.run.settings.inference_sections import LikelihoodSection
-from pmwd_dist.run.settings.physics import cosmology_warnings
 from pmwd_dist.run.settings.writing import toml_value
 from pmwd_dist.run.simulation.accuracy import convergence_warning, resolution_line
 from pmwd_dist.run.simulation.halo_width import MARGIN, halo_width, largest_displacement
@@ -160,7 +159,7 @@ class InferencePlan(Plan):
                 in_fourier = isinstance(self.model.likelihood, infer.Gaussian) and self.model.likelihood.mask is None
                 remedy = ", or a smaller likelihood.k_max" if in_fourier else ""
                 warnings += [] if coarse is None else [coarse + remedy]
-        warnings += cosmology_warnings(self.settings, self.simulation)
+        warnings += self.simulation.cosmology_warnings()
         warnings += _of_priors(self) + _of_view(self)
         warnings += [text for output in self.settings.observe.outputs for text in output.warnings(self.simulation)]
         if sampler.chains == 1:
@@ -257,8 +256,6 @@ def _of_priors(plan: InferencePlan) -> list[str]:
         ends = {f"{float(x):.4g}": x for x in map(prior.forward, (-2.0, 2.0))}
         if PARAMETERS[key].bound == "positive" and min(ends.values()) <= 0:
             warnings.append(f"priors.{name}: 0 is within two deviations of its median; bound it from below with low")
-        elif key == "f_nl" and plan.simulation.f_nl is None:
-            warnings += plan.simulation.tilt_warnings()
         elif PARAMETERS[key].enters == "cosmology":
             for text, value in ends.items():
                 table = cosmology_at({key: value}, forward.table)

@@ -15,7 +15,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import message
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table_to
-from pmwd_dist.cosmology.linear_power import DEFAULT, check_sigma8_range, normalised_power, sigma8_of_A_s
+from pmwd_dist.cosmology.linear_power import check_sigma8_range, normalised_power, sigma8_of_A_s
 from pmwd_dist.cosmology.parameters import Cosmology, parameters
 from pmwd_dist.io.snapshot.initial import InitialConditions, find_initial_conditions
 from pmwd_dist.parallel.autotune import remembered
@@ -30,12 +30,8 @@ from pmwd_dist.run.settings.reading import SettingsError
 from pmwd_dist.run.settings.setup import SimulationSetup, Table, power_at
 from pmwd_dist.run.settings.simulation import Settings, SimulationSettings
 from pmwd_dist.run.settings.simulation_sections import Box
-from pmwd_dist.run.settings.simulation_sections import Cosmology as CosmologySettings
 from pmwd_dist.run.settings.table import read_table
 from pmwd_dist.run.settings.writing import argument_problem, toml_value
-
-_SIZES = (5.0, 2e4)  # usual sides of a box [Mpc/h]
-_LEAST = {"omega_m": 0.17, "omega_b": 0.03}  # between Omega h^2 and Omega of Planck
 
 # Keys of the file, by the library's arguments.
 _PATHS = {
@@ -52,74 +48,36 @@ _PATHS = {
 }
 
 
-def cosmology_warnings(settings: Settings, simulation: SimulationSetup) -> list[str]:
-    """Warnings about units, the linear P(k), its amplitude, and a correction of the force of another training."""
-    warnings = unit_warnings(settings) + simulation.power_warnings()
-    warnings += amplitude_warnings(settings.cosmology, simulation)
-    if simulation.f_nl is not None:
-        warnings += simulation.tilt_warnings()
-    return warnings + [f"[cosmology]: {text}" for text in simulation.training_warnings(simulation.cosmo)]
-
-
-def unit_warnings(settings: Settings) -> list[str]:
-    """Warnings about sizes and densities that are usual in other units."""
-    warnings = [
-        f"box.size = {size:g}: is unusual in Mpc/h; convert lengths in Mpc, kpc/h or Gpc/h"
-        for size in sorted(set(settings.box.size))
-        if not _SIZES[0] <= size <= _SIZES[1]
-    ]
-    for name, least in _LEAST.items():
-        value, by_h = getattr(settings.cosmology, name), settings.cosmology.h**2
-        if value < least:
-            text = f"is low for a density per critical density; Omega h^2 = {value:g} would be {value / by_h:.3g}"
-            warnings.append(f"cosmology.{name} = {value:g}: {text}")
-    return warnings
-
-
-def amplitude_warnings(values: CosmologySettings, simulation: SimulationSetup) -> list[str]:
-    """Warnings about a sigma8 that was set, but is not used."""
-    default = CosmologySettings.model_fields["sigma8"].default
-    if values.A_s is None or values.sigma8 == default or abs(simulation.sigma8 / values.sigma8 - 1) < 1e-3:
-        return []
-    return [f"cosmology.sigma8 = {values.sigma8:g}: is not used; cosmology.A_s gives {simulation.sigma8:.4g}"]
-
-
 def build(settings: Settings) -> SimulationSetup:
     """The simulation that these settings describe.
 
     Raises:
       SettingsError: shapes don't divide over the devices or give wrong forces, or structure doesn't grow.
     """
-    problems: list[str] = []
-    config = correction = None
     try:
         config = config_of(settings)
         check_force_mesh(config)
         correction = correction_of(settings, config)
     except ValueError as error:
-        problems.append(_translate(error, settings.box))
+        raise SettingsError([_translate(error, settings.box)]) from error
     cosmo = cosmology_of(settings)
-    power: Table | str = DEFAULT
     try:
         power = _power(settings, cosmo)
     except ArgumentError as error:
-        problems.append(f"cosmology.normalise = true: {error.argument} {error.reason}")
-    cone = start = None
-    if config is not None:
-        problems += _linear_problems(settings, cosmo, power, config)
-        try:
-            start = _start(settings, config, cosmo)
-        except ArgumentError as error:
-            problems.append(_translate(error, settings.box))
-        except (OSError, ValueError) as error:
-            problems.append(f"start.snapshot: {message(error)}")
-        try:
-            if (section := settings.observe.light_cone) is not None:
-                cone = section.build(config, cosmo, settings.shell_assignment)
-        except ArgumentError as error:
-            problems.append(_cone_problem(error))
-    if problems or config is None:
-        raise SettingsError(problems)
+        raise SettingsError([f"cosmology.normalise = true: {error.argument} {error.reason}"]) from error
+    if (problem := _linear_problem(settings, cosmo, power, config)) is not None:
+        raise SettingsError([problem])
+    try:
+        start = _start(settings, config, cosmo)
+    except ArgumentError as error:
+        raise SettingsError([_translate(error, settings.box)]) from error
+    except (OSError, ValueError) as error:
+        raise SettingsError([f"start.snapshot: {message(error)}"]) from error
+    try:
+        section = settings.observe.light_cone
+        cone = None if section is None else section.build(config, cosmo, settings.shell_assignment)
+    except ArgumentError as error:
+        raise SettingsError([_cone_problem(error)]) from error
     kind, f_nl, seed = kind_of(settings), settings.cosmology.f_nl or None, settings.noise.seed
     return SimulationSetup(
         config, cosmo, settings.time.solver, power, seed, cone, kind, f_nl, start=start, potential_factor=correction
@@ -247,25 +205,25 @@ def _power(settings: Settings, cosmo: Cosmology) -> Table | str:
     return k, power
 
 
-def _linear_problems(settings: Settings, cosmo: Cosmology, source: Table | str, config: Config) -> list[str]:
-    """Problems of the growth factor and of the linear P(k)."""
+def _linear_problem(settings: Settings, cosmo: Cosmology, source: Table | str, config: Config) -> str | None:
+    """Problem of the growth factor or of the linear P(k)."""
     growth = np.asarray(growth_table_to(config.lpt_order, cosmo).D1(np.geomspace(config.a_start, config.a_stop, 32)))
     if not (np.isfinite(growth).all() and (np.diff(growth) > 0).all()):
-        return ["[cosmology]: structure doesn't grow throughout the time span; check omega_m, omega_k, w0 and wa"]
+        return "[cosmology]: structure doesn't grow throughout the time span; check omega_m, omega_k, w0 and wa"
     name = settings.cosmology.table
     where = "[cosmology]" if name is None else f"cosmology.linear_power = {toml_value(name)}"
     k = power_nodes(config)
     try:
         power = power_at(k, cosmo, source)
     except ArgumentError as error:
-        return [f"cosmology.linear_power = {toml_value(settings.cosmology.linear_power)}: {error.reason}"]
+        return f"cosmology.linear_power = {toml_value(settings.cosmology.linear_power)}: {error.reason}"
     if not (np.isfinite(power).all() and (power > 0).all()):
         remedy = "check omega_m, omega_b, h, n_s and sigma8" if name is None else "check its values"
-        return [f"{where}: the linear P(k) is not finite and positive; {remedy}"]
+        return f"{where}: the linear P(k) is not finite and positive; {remedy}"
     # Variance of the linear displacement along one axis.
     variance = np.trapezoid(k * power, np.log(k)) / (6 * math.pi**2)
     rms, most = growth[0] * math.sqrt(variance), largest(config, np.float32)
     if rms > most / 4:
         moved = f"moves particles by {rms:.3g} Mpc/h (rms) at time.a_start = {config.a_start:g}"
-        return [f"{where}: the linear P(k) {moved}, and at most {most:g} Mpc/h can be; is P in (Mpc/h)^3, k in h/Mpc?"]
-    return []
+        return f"{where}: the linear P(k) {moved}, and at most {most:g} Mpc/h can be; is P in (Mpc/h)^3, k in h/Mpc?"
+    return None

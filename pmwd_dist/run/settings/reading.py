@@ -134,13 +134,8 @@ def _problem(tree: Tree, item: Any, sections: Sections) -> str:
     example = toml_value((sections[name].model_fields[key].examples or [None])[0])
     if item["type"] == "missing" and len(keys) == depth + 1:
         return f"{name}.{key}: missing; add for example `{key} = {example}` to [{name}]"
-    remedy = f"for example {example}"
-    if item["type"] == "literal_error" and isinstance(item["input"], str):
-        choices = [choice.strip("' ") for choice in item["ctx"]["expected"].replace(" or ", ",").split(",")]
-        near = difflib.get_close_matches(item["input"].lower(), choices, 1, 0.5)
-        remedy = f"did you mean {toml_value(near[0])}?" if near else remedy
     value: Any = reduce(lambda part, key: part[key], keys[: depth + 1], tree)
-    return f"{name}.{key} = {shown(value)}: {_constraint(item)}; {remedy}"
+    return f"{name}.{key} = {shown(value)}: {_constraint(item)}; for example {example}"
 
 
 _CONSTRAINTS = {
@@ -177,10 +172,8 @@ def _unknown(keys: tuple[str, ...], value: object, sections: Sections) -> str:
         remedy = "use omega_m, of cold matter and baryons, and omega_b, each per critical density"
         return f"{path} = {shown(value)}: unknown key; {remedy}"
     own = {key: f"{section}.{key}" for key in sections[section].model_fields} if section in sections else {}
-    known = [(name, key) for name, model in reversed([*sections.items()]) for key in model.model_fields]
-    others = {f"{name}_{key}": f"{name}.{key}" for name, key in known} | {key: f"{name}.{key}" for name, key in known}
-    # A key of the same section, unless another section has the very key.
-    for names, ratio in ((own, 0.6), (others, 1.0), (own, 0.45), (others, 0.8)):
+    others = {key: f"{name}.{key}" for name, model in reversed([*sections.items()]) for key in model.model_fields}
+    for names, ratio in ((own, 0.6), (others, 0.8)):
         if near := difflib.get_close_matches(last, names, 1, ratio):
             return f"{path} = {shown(value)}: unknown key; did you mean {names[near[0]]}?"
     remedy = f"[{section}] has {', '.join(own)}" if own else f"the sections are {', '.join(sections)}"

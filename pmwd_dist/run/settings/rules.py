@@ -60,9 +60,10 @@ def _times_and_cosmology(settings: Settings) -> Problems:
             f"cosmology.wa = {cosmology.wa}: must be less than {-cosmology.w0:g}, as with w0 + wa >= 0 dark energy "
             "dominates early; for example 0.0"
         )
-    for name in ("w0", "wa"):
-        if cosmology.w_table is not None and getattr(cosmology, name) != type(cosmology).model_fields[name].default:
-            yield f"cosmology.{name} = {getattr(cosmology, name)}: has no effect beside cosmology.w_table; leave it out"
+    for name, other in (("w0", "w_table"), ("wa", "w_table"), ("sigma8", "A_s")):
+        value, default = getattr(cosmology, name), type(cosmology).model_fields[name].default
+        if value != default and getattr(cosmology, other) is not None:
+            yield f"cosmology.{name} = {value}: has no effect beside cosmology.{other}; leave it out"
     if cosmology.normalise and cosmology.table is None:
         needed = "needs cosmology.linear_power as a file; without one P(k) has the sigma8 given"
         yield f"cosmology.normalise = true: {needed}"

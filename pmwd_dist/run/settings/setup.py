@@ -20,12 +20,9 @@ from pmwd_dist.io.snapshot.initial import InitialConditions
 from pmwd_dist.observe.lensing import LightCone
 from pmwd_dist.parallel.distributed import to_devices
 from pmwd_dist.pm.force_correction import ForceCorrection
-from pmwd_dist.pm.modes import power_nodes, wavenumber_range
+from pmwd_dist.pm.modes import wavenumber_range
 from pmwd_dist.pm.noise import GAUSSIAN, NoiseKind
 
-_SHAPE = (0.01, 1.0)  # wavenumbers [h/Mpc] at which the shape of a table is compared
-_POWER_UNITS = "it must be in (Mpc/h)^3 with k in h/Mpc, at z = 0"
-_TILT = 0.02  # difference of spectral indices that changes the effect of f_nl by 5 % over two decades of k
 Table = tuple[np.ndarray, np.ndarray]
 
 
@@ -74,27 +71,24 @@ class SimulationSetup:
             return float(np.asarray(self.cosmo.sigma8, float))
         return _sigma8(*self.table)
 
+    def cosmology_warnings(self) -> list[str]:
+        """Warnings about the linear P(k), and a correction of the force of another training."""
+        return self.power_warnings() + [f"[cosmology]: {text}" for text in self.training_warnings(self.cosmo)]
+
     def power_warnings(self) -> list[str]:
-        """Warnings about a P(k) beyond its fit, or a table of another shape or amplitude than P(k) of the cosmology."""
+        """Warnings about a P(k) beyond its fit, or a table of another amplitude than P(k) of the cosmology."""
         if self.table is None:
             return [f"[cosmology]: {text}" for text in self.transfer_warnings(self.cosmo)]
-        (k, power), warnings = self.table, list[str]()
-        inside = (k > _SHAPE[0]) & (k < _SHAPE[1])
-        if np.count_nonzero(inside) >= 8:
-            scatter = np.std(np.log(power[inside] / np.asarray(linear_power(k[inside], self.cosmo), float)))
-            if scatter > 0.1:
-                text = f"has another shape than P(k) of [cosmology]: their ratio scatters by {100 * scatter:.0f} %"
-                warnings.append(f"{text}; {_POWER_UNITS}")
         try:
-            check_sigma8_range(k, self.cosmo)
-            expected = float(np.asarray(self.cosmo.sigma8))
-            if abs(change := self.sigma8 / expected - 1) > 0.01:
-                used = "not used" if self.potential_factor is None else "used by force.correction alone"
-                text = f"has sigma8 = {self.sigma8:.4g}, and cosmology.sigma8 is {expected:.4g}, which is {used}"
-                warnings.append(f"{text}; {_POWER_UNITS}" if abs(change) > 0.2 else text)
+            check_sigma8_range(self.table[0], self.cosmo)
         except ArgumentError as error:
-            warnings.append(f"{error.reason}: its sigma8 can't be compared with cosmology.sigma8")
-        return [f"cosmology.linear_power: {text}" for text in warnings]
+            return [f"cosmology.linear_power: {error.reason}: its sigma8 can't be compared with cosmology.sigma8"]
+        expected = float(np.asarray(self.cosmo.sigma8))
+        if abs(self.sigma8 / expected - 1) <= 0.01:
+            return []
+        used = "not used" if self.potential_factor is None else "used by force.correction alone"
+        text = f"has sigma8 = {self.sigma8:.4g}, and cosmology.sigma8 is {expected:.4g}, which is {used}"
+        return [f"cosmology.linear_power: {text}; k is in h/Mpc, and P at z = 0 in (Mpc/h)^3"]
 
     @property
     def power_error(self) -> str:
@@ -112,18 +106,6 @@ class SimulationSetup:
     def training_warnings(self, cosmo: Cosmology) -> list[str]:
         """Warnings about parameters of a cosmology that are outside of the training of the correction of the force."""
         return [] if self.potential_factor is None else self.potential_factor.warnings(cosmo)
-
-    def tilt_warnings(self) -> list[str]:
-        """Warning about a table with another tilt than P(k) of the cosmology, which f_nl takes for transfer."""
-        if self.table is None:
-            return []
-        k = power_nodes(self.config)
-        ratio = self.linear_power(k) / np.asarray(linear_power(k, self.cosmo), float)
-        tilt = np.polyfit(np.log(k), np.log(ratio), 1)[0]
-        if abs(tilt) < _TILT:
-            return []
-        text = f"over the P(k) of [cosmology] rises as k^{tilt:.2g}, which f_nl takes for a transfer function"
-        return [f"cosmology.linear_power: {text}; set n_s, h and densities to those of the table"]
 
     def linear_power(self, k: ArrayLike) -> np.ndarray:
         """Linear P(k) at a = 1 [(Mpc/h)^3] at k [h/Mpc]; NaN beyond a table."""

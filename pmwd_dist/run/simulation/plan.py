@@ -21,7 +21,6 @@ from pmwd_dist.run.common.plan import Plan, three
 from pmwd_dist.run.outputs.base import Output
 from pmwd_dist.run.outputs.registry import outputs_of
 from pmwd_dist.run.settings import SettingsError, SimulationSettings, SimulationSetup, build
-from pmwd_dist.run.settings.physics import cosmology_warnings
 from pmwd_dist.run.simulation import accuracy
 from pmwd_dist.run.simulation.halo_width import is_automatic, with_halo_of
 from pmwd_dist.run.simulation.planning import enough_devices, linear_displacement
@@ -137,7 +136,7 @@ class SimulationPlan(Plan):
         if problems:
             raise SettingsError(problems)
         simulation = self.simulation
-        warnings += cosmology_warnings(self.settings, simulation)
+        warnings += simulation.cosmology_warnings()
         warnings += [text for output in self.results for text in output.warnings(simulation)]
         warnings += [] if simulation.start is None else [simulation.start.lattice_warning(simulation.config)]
         return [f"warning: {text}" for text in (*warnings, accuracy.growth_warning(simulation, self.times)) if text]

@@ -6,10 +6,9 @@ Memory is counted in arrays of single precision that a stage holds, since XLA pl
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -22,12 +21,8 @@ from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.parallel.decomposition import Decomposition
 from pmwd_dist.pm.modes import power_nodes
 from pmwd_dist.pm.stepping.potential_cache import num_force_meshes, stored_potentials
-from pmwd_dist.run.common.plan import three
 from pmwd_dist.run.settings import SimulationSetup
 from pmwd_dist.run.simulation.halo_width import MARGIN, halo_width
-
-Stage = Literal["initial", "step", "output", "gradient"]
-RUN: tuple[Stage, ...] = ("initial", "step", "output")  # the stages of a run
 
 MOST_DEVICES, WIDEST = 1 << 20, 1 << 16  # devices to plan for; sites along a side of a mesh
 _COHERENCE = 10.0  # side of a cube whose displacement is independent of others [Mpc/h]
@@ -46,12 +41,12 @@ class Division(NamedTuple):
 
     pdims: tuple[int, int]
     halo: int
-    bytes: dict[Stage, int]
+    bytes: dict[str, int]
 
     @property
     def peak(self) -> int:
         """Largest memory of a run [bytes]."""
-        return max(self.bytes[stage] for stage in RUN)
+        return max(need for stage, need in self.bytes.items() if stage != "gradient")
 
 
 def _blocks(config: Config, halo: int) -> tuple[float, float, float, float]:
@@ -68,7 +63,7 @@ def _blocks(config: Config, halo: int) -> tuple[float, float, float, float]:
     return particles, cells(0), cells(halo + 1), cells(halo + 3)
 
 
-def memory(config: Config, halo: int) -> dict[Stage, int]:
+def memory(config: Config, halo: int) -> dict[str, int]:
     """Memory of each GPU by stage of a run, and of a gradient with respect to the white noise [bytes].
 
     Args:
@@ -91,7 +86,7 @@ def memory(config: Config, halo: int) -> dict[Stage, int]:
         "output": state + cell + max((2 + divided) * painted, (1.5 + 0.5 * divided + pencils) * cell),
         "gradient": max(2 * state + (2 + 0.5 * divided + kept) * particle + transpose, backwards * particle),
     }
-    return {stage: math.ceil(count) for stage, count in counts.items()}  # pyright: ignore[reportReturnType]
+    return {stage: math.ceil(count) for stage, count in counts.items()}
 
 
 def linear_displacement(simulation: SimulationSetup) -> float:
@@ -139,12 +134,9 @@ def divisions(config: Config, count: int, displacement: float) -> list[Division]
 
 
 def enough_devices(config: Config, displacement: float, limit: float, least: int = 1) -> int | None:
-    """The smallest number of GPUs with this memory each [bytes] that hold a run, of those that divide it evenly."""
-    least = max(least, int(memory(on_devices(config, (1, 1)), 0)["initial"] / limit) // 2)
-    most = min(MOST_DEVICES, config.mesh_shape[0] * config.mesh_shape[1])
-    sides = [math.gcd(m, n) for m, n in zip(config.mesh_shape[:2], config.particle_shape[:2], strict=True)]
-    for count in sorted({x * y for x in _divisors(sides[0]) for y in _divisors(sides[1]) if least <= x * y <= most}):
-        if any(division.peak <= limit for division in divisions(config, count, displacement)):
+    """The smallest power of two of GPUs with this memory each [bytes] that holds a run."""
+    for count in (1 << i for i in range(MOST_DEVICES.bit_length())):
+        if count >= least and any(division.peak <= limit for division in divisions(config, count, displacement)):
             return count
     return None
 
@@ -154,28 +146,8 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // n for n in small)})
 
 
-def largest_mesh(config: Config, count: int, displacement: float, limit: float) -> Config | None:
-    """The largest simulation of the same cells and ratio of mesh and lattice that fits into so many GPUs.
-
-    `displacement` is the largest one [Mpc/h], `limit` the memory of each GPU [bytes].
-    """
-    quantum = math.lcm(16, min(py for py in _divisors(count) if py * py >= count))  # the squarest pencils divide it
-
-    def scaled(multiple: int) -> Config:
-        sites, alone = multiple * quantum, on_devices(config, (1, 1))
-        numbers = list(zip(config.mesh_shape, config.particle_shape, config.box_size, strict=True))
-        mesh, box = [sites * m // n for m, n, _ in numbers], [b * sites / n for _, n, b in numbers]
-        return dataclasses.replace(alone, box_size=box, mesh_shape=mesh, particle_shape=sites)
-
-    def fails(multiple: int) -> bool:
-        return all(division.peak > limit for division in divisions(scaled(multiple), count, displacement))
-
-    most = bisect.bisect(range(1, WIDEST // quantum + 1), False, key=fails)
-    return scaled(most) if most else None
-
-
 def planning_lines(simulation: SimulationSetup, count: int, memory: str) -> list[str]:
-    """Divisions over devices that need not exist, and the largest mesh that fits.
+    """Divisions over devices that need not exist.
 
     `memory` is the memory of each device that arrays may take, as text.
 
@@ -203,8 +175,7 @@ def planning_lines(simulation: SimulationSetup, count: int, memory: str) -> list
     lines += [_row(division, available) for division in found[:_MOST_ROWS]]
     if len(found) > _MOST_ROWS:
         lines.append(f"            and {len(found) - _MOST_ROWS} that need more")
-    most = largest_mesh(config, count, displacement, available)
-    return lines if most is None else [*lines, f"largest     a mesh of {three(most.mesh_shape)} with the same cells"]
+    return lines
 
 
 def _row(division: Division, available: float) -> str:
