@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pmwd_dist._files import remove
-from pmwd_dist.report import plot
-from pmwd_dist.report.style import DPI, drawing_errors, save
+from pmwd_dist.report.style import drawing_errors, save
 
 Drawing = Callable[[], Any]  # a function of report/ with its data, which returns a figure, also in another process
 Figures = Mapping[Path, Callable[[], Drawing]]  # functions that read data, by the paths of figures
-_SECONDS = 10  # longest time for a figure
-_STARTING = 60  # and for the imports before the first one
+_SECONDS = 60  # longest time that `finish` waits for the process
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}  # for this program alone
 
 _executor: ProcessPoolExecutor | None = None
@@ -38,7 +34,7 @@ def start() -> ProcessPoolExecutor:
         _executor = ProcessPoolExecutor(1, get_context("spawn"), _begin)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # which the process inherits
         try:
-            _executor.submit(_warm_up)
+            _executor.submit(int)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return _executor
@@ -60,11 +56,12 @@ def draw(figures: Figures) -> None:
 def finish(figures: Figures) -> None:
     """Wait for the figures, and draw the ones that are missing."""
     global _executor
-    wait(_futures.values())
-    failed = {path for path, future in _futures.items() if future.cancelled() or future.exception() is not None}
+    done, late = wait(_futures.values(), _SECONDS)
+    fine = {future for future in done if not future.cancelled() and future.exception() is None}
+    failed = {path for path, future in _futures.items() if future not in fine}
     _futures.clear()
     if _executor is not None:
-        _executor.shutdown(cancel_futures=True)
+        _executor.shutdown(wait=not late, cancel_futures=True)
         _executor = None
     for path, read in figures.items():
         if path.absolute() in failed or not path.exists():
@@ -83,11 +80,12 @@ def write(path: Path, read: Callable[[], Drawing]) -> None:
 
 
 def _begin() -> None:
-    """Prepare the process: it writes nothing, and ends with the program."""
+    """Prepare the process: it writes nothing, ends with the program, and has Matplotlib before the first data."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
+    importlib.import_module("matplotlib.figure")
 
 
 def _end_with_parent() -> None:
@@ -97,24 +95,6 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-@contextmanager
-def _at_most(seconds: int) -> Generator[None]:
-    """End the process if the body takes longer; `finish` draws the figures that are missing."""
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-
-
-def _warm_up() -> None:
-    """Import modules and load fonts before the first data come."""
-    with _at_most(_STARTING):
-        figure = plot.density(np.ones((2, 2)), (1.0, 1.0))
-        figure.set_dpi(DPI)
-        figure.draw_without_rendering()
-
-
 def _draw(path: Path, figure: Drawing) -> None:
-    with _at_most(_SECONDS), drawing_errors(path):
+    with drawing_errors(path):
         save(figure(), path)

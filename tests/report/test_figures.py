@@ -152,14 +152,11 @@ def test_a_figure_that_matplotlib_refuses_is_absent(tmp_path: Path):
     assert not path.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGKILL])
-def test_figures_of_a_process_that_takes_too_long_or_is_killed_are_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-):
+def test_figures_of_a_process_that_is_killed_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     drawn = list[str]()
     write_table(tmp_path / "power_z0.000.csv", make_spectrum(0.0))
     (tmp_path / "power.png").touch()  # of earlier data
-    os.kill(drawing.start().submit(os.getpid).result(), number)
+    os.kill(drawing.start().submit(os.getpid).result(), signal.SIGKILL)
     drawing.draw(figures(tmp_path))
     monkeypatch.setattr(drawing, "save", lambda figure, path: drawn.append(path.name))
     drawing.finish(figures(tmp_path))
