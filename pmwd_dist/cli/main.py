@@ -21,8 +21,8 @@ from pmwd_dist.cli.commands import CommandError, app
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import ConnectionLostError, SharedError, connection_errors
 from pmwd_dist.pm.status import SimulationError
+from pmwd_dist.run.common.control import Interrupted
 from pmwd_dist.run.common.folder import StartError
-from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.settings import SettingsError
 
 # Newer versions of typer bring their own click; this is the base class of usage errors in either.

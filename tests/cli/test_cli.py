@@ -108,7 +108,7 @@ def test_names_that_are_not_utf_8_fail(cli: Cli, file: Path):
 
 def test_templates_can_be_run(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As they are checked; no gradients are compiled to tell the memory, which `test_inference_memory` tests."""
-    nothing = InferenceMemory(chains=1, gradients=0, sampler=0, verdict=0, program=0)
+    nothing = InferenceMemory(0, 0, 0)
     monkeypatch.setattr("pmwd_dist.run.inference.plan.inference_memory", lambda *_: nothing)
     code, out, err = cli("template")
     assert (code, err) == (0, "")

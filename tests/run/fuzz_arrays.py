@@ -1,15 +1,9 @@
-"""Data files of an inference that are damaged or made up: each is read as it was, or refused in one sentence.
-
-`python tests/run/fuzz_arrays.py --count 1000` tries each in a process of its own, with limits of time and memory.
-"""
+"""Data files of an inference that are damaged or made up: each is read as it was, or refused in one sentence."""
 
 from __future__ import annotations
 
 import io
 import os
-import shutil
-import sys
-import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,16 +13,12 @@ import h5py
 import hdf5plugin
 import numcodecs
 import numpy as np
-import zarr
 
 from pmwd_dist.run.common.data_files import read_files
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from processes import Tally, arguments, in_own_process
-
 SHAPE = (4, 6, 8)
 VALUES = np.random.default_rng(0).normal(size=SHAPE)
-KINDS = {"npy": "d.npy", "hdf5": "d.h5:/group/data", "zarr": "d.zarr:/group/data"}
+KINDS = {"npy": "d.npy", "hdf5": "d.h5:/group/data"}
 Change = Callable[[Path], None]
 
 
@@ -36,12 +26,9 @@ def write(folder: Path, kind: str) -> None:
     """An undamaged file, or a store."""
     if kind == "npy":
         np.save(folder / "d.npy", VALUES)
-    elif kind == "hdf5":
+    else:
         with h5py.File(folder / "d.h5", "w") as file:
             file.create_dataset("group/data", data=VALUES, chunks=(2, 6, 8), fletcher32=True)
-    else:
-        group: Any = zarr.create_group(folder / "d.zarr").create_group("group")
-        group.create_array("data", data=VALUES, chunks=(2, 6, 8))
 
 
 def header(descr: str, shape: str, *, version: bytes = b"\x01\x00", data: int = 0) -> Change:
@@ -110,19 +97,7 @@ def _bomb(group: Any) -> None:
         data.id.write_direct_chunk((first, 0, 0), _BOMB)
 
 
-def _metadata(old: str, new: str) -> Change:
-    def change(folder: Path) -> None:
-        path = folder / "d.zarr/group/data/zarr.json"
-        text = " ".join(path.read_text().split())
-        assert old in text
-        path.write_text(text.replace(old, new))
-
-    return change
-
-
-_CHUNK, _JSON = "d.zarr/group/data/c/0/0/0", "d.zarr/group/data/zarr.json"
 _BOMB = numcodecs.Zstd().encode(bytes(1 << 26))  # 6 kB
-_SHAPE = '"shape": [ 4, 6, 8 ]'
 MADE_UP: dict[str, dict[str, Change]] = {
     "npy": {
         "pipe": _pipe("d.npy"),
@@ -170,34 +145,6 @@ MADE_UP: dict[str, dict[str, Change]] = {
         "large chunks": _data(SHAPE, "f8", maxshape=(None,) * 3, chunks=(400, 400, 400), compression=1),
         "1 TB": _data((10**6, 10**6), "f8", chunks=(1024, 1024)),
     },
-    "zarr": {
-        "file": lambda folder: (shutil.rmtree(folder / "d.zarr"), (folder / "d.zarr").touch())[0],
-        "no metadata": lambda folder: (folder / "d.zarr/group/data/zarr.json").unlink(),
-        "no chunks": lambda folder: shutil.rmtree(folder / "d.zarr/group/data/c"),
-        "missing chunk": lambda folder: (folder / _CHUNK).unlink(),
-        "pipe as chunk": _pipe(_CHUNK),
-        "device as chunk": _linked(_CHUNK, "/dev/zero"),
-        "pipe as metadata": _pipe(_JSON),
-        "device as metadata": _linked(_JSON, "/dev/zero"),
-        "large metadata": lambda folder: os.truncate(folder / _JSON, 70_000_000),
-        "linked folder": lambda folder: (folder / "d.zarr/group/more").symlink_to("/dev"),
-        "bomb": lambda folder: _replace(folder / _CHUNK, _BOMB),
-        "large chunks": _metadata('"chunk_shape": [ 2, 6, 8 ]', '"chunk_shape": [ 400, 400, 400 ]'),
-        "long chunk": lambda folder: os.truncate(folder / _CHUNK, 100_000),
-        "1 TB": _metadata(_SHAPE, '"shape": [ 1000000, 6, 131072 ]'),
-        "1e30": _metadata(_SHAPE, f'"shape": [ {10**30}, 6, 8 ]'),
-        "negative": _metadata(_SHAPE, '"shape": [ -4, 6, 8 ]'),
-        "booleans": _metadata(_SHAPE, '"shape": [ true, 6, 8 ]'),
-        "two axes": _metadata(_SHAPE, '"shape": [ 24, 8 ]'),
-        "huge chunks": _metadata('"chunk_shape": [ 2, 6, 8 ]', f'"chunk_shape": [ {10**15}, 6, 8 ]'),
-        "no chunk": _metadata('"chunk_shape": [ 2, 6, 8 ]', '"chunk_shape": [ 0, 6, 8 ]'),
-        "strings": _metadata('"data_type": "float64"', '"data_type": "string"'),
-        "codec": _metadata('"name": "zstd"', '"name": "nonsense"'),
-        "no JSON": lambda folder: _replace(folder / "d.zarr/group/data/zarr.json", b"\xff" * 9),
-        "brackets": lambda folder: _replace(folder / "d.zarr/group/data/zarr.json", b"[" * 100_000),
-        "list": lambda folder: _replace(folder / "d.zarr/group/data/zarr.json", b"[]"),
-        "short chunk": lambda folder: _replace(folder / _CHUNK, (folder / _CHUNK).read_bytes()[:9]),
-    },
 }
 
 
@@ -231,30 +178,3 @@ def outcome(folder: Path, kind: str, *, shapes: tuple[tuple[int, ...], ...] = (S
     assert found.dtype == float
     assert not shapes or found.shape in shapes
     return "the same" if np.array_equal(found, VALUES) else "other values"
-
-
-def case(kind: str, number: int) -> str:
-    """One case: what is made up first, and damage by a seed."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write(folder, kind)
-        changes = list(MADE_UP[kind].values())
-        if number < len(changes):
-            changes[number](folder)
-            assert outcome(folder, kind) == "refused"
-            return outcome(folder, kind, shapes=())
-        damage(folder, kind, np.random.default_rng(number))
-        return outcome(folder, kind)
-
-
-def main(count: int, seed: int) -> int:
-    """Try changed files, each in a process of its own; 1 if any was wrong."""
-    tally = Tally("data files")
-    for number in range(seed, seed + count // len(KINDS)):
-        for kind in KINDS:
-            tally.add(f"{kind}: {number}", in_own_process(lambda k=kind, n=number: case(k, n)))
-    return tally.report()
-
-
-if __name__ == "__main__":
-    sys.exit(main(*arguments(__doc__)))

@@ -1,29 +1,19 @@
-"""Configs and tables of P(k) that are damaged or made up: each is read as it says, or refused a line a problem.
-
-`python tests/run/fuzz_configs.py --count 1000` tries each in a process of its own, with limits of time and memory.
-"""
+"""Configs and tables of P(k) that are made up: each is read as it says, or refused a line a problem."""
 
 from __future__ import annotations
 
 import json
-import sys
-import tempfile
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from runs import read
 
 from pmwd_dist.run.settings import SettingsError, SimulationSettings, to_toml
-from pmwd_dist.run.settings.template import template
 from pmwd_dist.run.simulation.job import SimulationJob
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from processes import Tally, arguments, in_own_process
 
 CONFIG, TABLE = "run.toml", "p.txt"
 SMALL = "[box]\nsize = 64\nmesh = 16\n[devices]\npdims = [1, 1]\n"
@@ -173,54 +163,3 @@ def texts() -> Iterator[Case]:
     yield Case("hexadecimal", b"[noise]\nseed = 0x" + b"f" * 9000, valid=False)
     yield Case("binary", bytes(range(256)), valid=False)
     yield Case("empty", b"", valid=False)
-
-
-def named() -> list[Case]:
-    """Every change that has a name."""
-    return [*values(), *tables(), *texts()]
-
-
-def damaged(rng: np.random.Generator) -> Case:
-    """A template or a table with bytes changed at random."""
-    of_table = bool(rng.integers(4) == 0)
-    content = bytearray((POWER if of_table else template()).encode())
-    for _ in range(int(rng.integers(1, 4))):
-        place, length = int(rng.integers(len(content))), int(rng.integers(1, 8))
-        what = rng.integers(4)
-        if what == 0:
-            content[place] ^= 1 << int(rng.integers(8))
-        elif what == 1:
-            del content[place : place + length]
-        elif what == 2:
-            content[place:place] = rng.choice([b"9", b"-", b".", b"e", b"[", b'"', b"=", b"\n", b"nan", b"\x00"])
-        else:
-            other = int(rng.integers(len(content)))
-            content[place:place] = content[other : other + 8 * length]
-    text = bytes(content)
-    name = f"{'table' if of_table else 'template'} {text[:20]!r}"
-    return Case(name, WITH_TABLE.encode(), text) if of_table else Case(name, text)
-
-
-def cases(rng: np.random.Generator, count: int) -> list[Case]:
-    """A number of changes: all tables and files, the rest made up and damaged by halves."""
-    chosen = [*tables(), *texts()]
-    all_values, rest = list(values()), max(0, count - len(chosen))
-    chosen += [all_values[i] for i in rng.permutation(len(all_values))[: rest // 2]]
-    return chosen + [damaged(rng) for _ in range(count - len(chosen))]
-
-
-def main(count: int, seed: int) -> int:
-    """Try configs, each in a process of its own; 1 if any was wrong."""
-    jax.config.update("jax_platforms", "cpu")
-    with tempfile.TemporaryDirectory() as name:
-        jax.config.update("jax_compilation_cache_dir", f"{name}/programs")
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-        tally = Tally("configs")
-        for case in cases(np.random.default_rng(seed), count):
-            tally.add(case.name, in_own_process(lambda c=case: outcome(Path(name), c)))
-        return tally.report()
-
-
-if __name__ == "__main__":
-    sys.exit(main(*arguments(__doc__)))

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import jax_cosmo
 import numpy as np
 import pytest
-import zarr
 from inferences import LENSING, SMALL, plan_of
 
 import pmwd_dist as pmd
@@ -214,8 +213,7 @@ def broken(value: float) -> np.ndarray:
         ({"file": np.array(["a"])}, [], "holds <U1, no real numbers"),
         ({}, ["data.file=missing.npy"], 'data.file = .*missing.npy": No such file'),
         ({}, ["data.file=counts.h5:/d"], "data.file = .*counts.h5"),
-        ({}, ["data.file=counts.txt"], "must end with .npy or .zarr, or name a data set"),
-        ({}, ["data.file=missing.zarr"], 'data.file = .*missing.zarr": No such file'),
+        ({}, ["data.file=counts.txt"], "must end with .npy, or name a data set"),
     ],
 )
 def test_wrong_data_are_named(arrays: dict[str, Any], overrides: list[str], message: str, tmp_path: Path) -> None:
@@ -243,21 +241,6 @@ def test_files_of_others_stay_where_a_verdict_would_be_written(name: str, tmp_pa
         prepare_folder(plan, overwrite=True)
     assert (plan.folder / "config.toml").exists()
     assert (plan.folder / name).read_text() == "mine"
-
-
-def test_arrays_of_zarr_stores_are_read(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    counts, mask = rng.poisson(2.0, (4, 4, 4)), broken(0) > 0
-    store = zarr.create_group(tmp_path / "survey.zarr")
-    for name, values in {"counts": counts, "of/selection": broken(0.5)}.items():
-        store.create_array(name, data=values, chunks=(2, 4, 4))
-    zarr.create_array(tmp_path / "mask.zarr", data=mask, zarr_format=2)
-    text = SMALL.replace("sigma = 0.5", 'kind = "poisson"\nnbar = 2.0')
-    files = ["data.file=survey.zarr:/counts", "data.mask=mask.zarr", "data.selection=survey.zarr:of/selection"]
-    plan = plan_of(tmp_path / "run", *files, text=text)
-    np.testing.assert_array_equal(plan.data["data.file"], counts)
-    np.testing.assert_array_equal(plan.model.likelihood.mask, mask)
-    np.testing.assert_array_equal(plan.model.likelihood.selection, broken(0.5))
 
 
 def test_maxima_without_optax_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,29 +275,6 @@ def test_noise_of_each_cell_is_read_and_part_of_what_a_run_is(tmp_path: Path) ->
         file["sigma"][1, 2, 3] *= 1.1
     changed = differences(first, identity(plan_of(tmp_path / "run", "likelihood.sigma=noise.h5:/sigma")), "the run")
     assert [line.partition(" = ")[0] for line in changed] == ["likelihood.sigma"]
-
-
-def test_wrong_zarr_stores_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = zarr.create_group(tmp_path / "survey.zarr")
-    store.create_array("delta", data=np.ones((4, 4, 4)) + np.indices((4, 4, 4))[0])
-    zarr.create_array(tmp_path / "alone.zarr", data=np.ones((4, 4, 4)))
-    (tmp_path / "empty.zarr").mkdir()
-
-    def problem(file: str) -> str:
-        with pytest.raises(SettingsError) as caught:
-            plan_of(tmp_path / "run", f"data.file={file}")
-        (line,) = str(caught.value).splitlines()
-        return line.partition(": ")[2]
-
-    assert problem("survey.zarr:/delte") == "holds no array delte; it has delta"
-    assert problem("survey.zarr") == "is a group; name an array; it has delta"
-    assert problem("alone.zarr:/delta") == "holds no array delta; leave its name out"
-    assert problem("empty.zarr").startswith("is no zarr store, or damaged: No group found")
-    (chunk,) = (tmp_path / "survey.zarr/delta/c").rglob("0/0/0")
-    chunk.write_bytes(chunk.read_bytes()[:9])
-    assert problem("survey.zarr:/delta").startswith("is no zarr store, or damaged: Zstd")
-    monkeypatch.setitem(sys.modules, "zarr", None)
-    assert problem("survey.zarr:/delta") == "zarr is not installed, which reads it; `pip install '.[zarr]'`"
 
 
 def test_data_are_read_and_odd_ones_warned_of(tmp_path: Path) -> None:

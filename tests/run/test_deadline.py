@@ -10,8 +10,7 @@ import pytest
 
 from pmwd_dist._jax.profile import Profile, recording
 from pmwd_dist.run.common import control
-from pmwd_dist.run.common.control import Control
-from pmwd_dist.run.common.signals import Interrupted, StopRequest
+from pmwd_dist.run.common.control import Control, Interrupted, StopRequest
 from pmwd_dist.run.settings.section import duration, duration_text
 
 

@@ -23,10 +23,10 @@ from runs import command
 from pmwd_dist import infer
 from pmwd_dist.infer.chain.folder import ChainFolder, load_chain
 from pmwd_dist.io.arrays import ArrayFile, fingerprint, read_arrays, write_arrays
+from pmwd_dist.run.common.control import Interrupted
 from pmwd_dist.run.common.fingerprint import identity
 from pmwd_dist.run.common.folder import Log, StartError, finished, prepare_folder
 from pmwd_dist.run.common.job import execute
-from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.inference import verdict
 from pmwd_dist.run.inference.inputs import key_of, starts_of
 from pmwd_dist.run.inference.job import InferenceJob, condition_on
@@ -155,9 +155,7 @@ def test_chains_on_devices_of_their_own_are_the_same(whole: tuple[InferenceJob, 
     plan = plan_of(tmp_path / "run", "sampler.chain_devices=2", "devices.pdims=[2, 1]", "sampler.steps=12")
     decomposition = plan.simulation.config.decomposition
     assert dict(decomposition.mesh.shape) == {"chains": 2, "x": 2, "y": 1} and decomposition.pdims == (2, 1)
-    assert plan.memory.chains == 1 and "4 x cpu in 1 process, chains in 2 groups, each mesh as 2 slabs" in "".join(
-        plan.lines()
-    )
+    assert "4 x cpu in 1 process, chains in 2 groups, each mesh as 2 slabs" in "".join(plan.lines())
     prepare_folder(plan)
     execute(plan, listener := Listener())
     assert any(event.event == "verdict" for event in listener)

@@ -30,9 +30,7 @@ def test_what_does_not_fit_is_said_with_what_does(
     file = tmp_path / "tight.toml"
     file.write_text(TIGHT)
     assert command("check", file) == 0
-    shown = capsys.readouterr().out
-    assert "of memory a process: " in shown and " for a gradient of 4 chains, " in shown
-    assert " for their state, moments and data, 2.5 GB for the program\n" in shown
+    assert " for states of all chains, then " in capsys.readouterr().out
     memory = plan_of(tmp_path / "run", text=TIGHT).memory
     monkeypatch.setattr(resources, "available_memory", lambda: (2_400_000_000, int(2.5e9 + 0.9 * memory.peak)))
     assert command("check", file) == 2
@@ -41,11 +39,8 @@ def test_what_does_not_fit_is_said_with_what_does(
     assert line.endswith("; use a smaller mesh, or fewer sampler.chains")
     monkeypatch.setattr(resources, "available_memory", lambda: (2_400_000_000, 3_000_000_000))
     assert "2.4 GB of it free: it may be killed" in plan_of(tmp_path / "run", text=TIGHT).check()[0]
-    monkeypatch.setattr(resources, "device_limit", lambda: int(memory.peak / 1.1))
-    with pytest.raises(SettingsError, match=r"; set XLA_PYTHON_CLIENT_MEM_FRACTION=0.85, or use a smaller mesh"):
-        plan_of(tmp_path / "run", text=TIGHT).check()
     monkeypatch.setattr(resources, "device_limit", lambda: 1000)
-    with pytest.raises(SettingsError, match="the inference needs more than .* and a device has 1 kB"):
+    with pytest.raises(SettingsError, match="the inference needs about .* and a device has 1 kB; use a smaller mesh"):
         plan_of(tmp_path / "run", text=TIGHT)
 
 
@@ -53,4 +48,3 @@ def test_draws_that_are_kept_may_need_most(tmp_path: Path) -> None:
     many = plan_of(tmp_path / "run", "sampler.chunk=4", "sampler.steps=4000")
     few = plan_of(tmp_path / "run", "sampler.chunk=2000", "sampler.steps=4000")
     assert many.memory.peak == many.memory.verdict > few.memory.peak > few.memory.verdict
-    assert many.memory.parts.endswith("for the kept draws of the noise in the verdict, 2.5 GB for the program")

@@ -24,9 +24,9 @@ from pmwd_dist.io.snapshot.writer import Snapshot
 from pmwd_dist.pm.stepping.step import final_status
 from pmwd_dist.report import drawing
 from pmwd_dist.run.common import manifest
+from pmwd_dist.run.common.control import Interrupted
 from pmwd_dist.run.common.folder import Event
 from pmwd_dist.run.common.job import execute
-from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.outputs.power import Power
 from pmwd_dist.run.outputs.slices import Slices
 

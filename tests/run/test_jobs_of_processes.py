@@ -21,9 +21,9 @@ from runs import Events, linear_power, read
 
 import pmwd_dist as pmd
 from pmwd_dist.infer import load_chain
+from pmwd_dist.run.common.control import Interrupted
 from pmwd_dist.run.common.folder import prepare_folder, status_of
 from pmwd_dist.run.common.job import execute
-from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.inference import verdict
 from pmwd_dist.run.inference.job import InferenceJob
 from pmwd_dist.run.settings import InferenceSettings, read_as
@@ -69,7 +69,7 @@ from jax_cosmo import Planck15
 from pmwd_dist.parallel import distributed
 from pmwd_dist.report import drawing
 from pmwd_dist.run.common import fingerprint
-from pmwd_dist.run.common.signals import StopRequest
+from pmwd_dist.run.common.control import StopRequest
 from pmwd_dist.run.inference import verdict
 verdict.save = lambda figure, path: path.touch()
 drawing.draw, drawing.write = lambda figures: None, lambda path, read: path.touch()

@@ -8,7 +8,6 @@ import h5py
 import jax
 import numpy as np
 import pytest
-import zarr
 from inferences import plan_of
 from runs import Events, assert_same, make
 
@@ -36,8 +35,7 @@ def test_noise_is_read_from_each_kind_of_file(tmp_path: Path, pdims: str) -> Non
     np.save(tmp_path / "a.npy", noise)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["noise"] = noise
-    zarr.save(str(tmp_path / "a.zarr"), noise)
-    for number, name in enumerate(("a.npy", "a.h5:/noise", "a.zarr")):
+    for number, name in enumerate(("a.npy", "a.h5:/noise")):
         options = f"noise.file={name}", "noise.paired=true", f"devices.pdims={pdims}"
         simulation = make(tmp_path / f"run{number}", *options).simulation
         np.testing.assert_array_equal(noise_of(simulation.noise, simulation.config, simulation.kind), -noise)

@@ -19,9 +19,9 @@ from pmwd_dist.io import checkpoint
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.report.tables import read_table
 from pmwd_dist.run.common import manifest, resources
+from pmwd_dist.run.common.control import Interrupted
 from pmwd_dist.run.common.folder import StartError
 from pmwd_dist.run.common.job import execute
-from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.settings import SettingsError
 from pmwd_dist.run.simulation.job import SimulationJob
 
@@ -246,7 +246,7 @@ def test_masks_that_are_none_are_refused(tmp_path: Path):
         "flat.npy": r"has the shape \[8, 8\], and box.mesh is \[16, 16, 16\]",
         "dark.npy": "must hold shares from 0 to 1, and some above 0",
         "bytes.npy": "must hold shares from 0 to 1, and some above 0",
-        "run.toml": "must end with .npy or .zarr, or name a data set",
+        "run.toml": "must end with .npy, or name a data set",
     }.items():
         settings = read(file, [f"observe.galaxies.mask={name}", "devices.pdims=[1, 1]"])
         with pytest.raises(SettingsError, match=rf"observe.galaxies.mask = .*{name}.: {words}"):

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from runs import Events, command, make, particles, resumed
 
+from pmwd_dist.run.common.control import Interrupted
 from pmwd_dist.run.common.folder import StartError
 from pmwd_dist.run.common.job import execute
-from pmwd_dist.run.common.signals import Interrupted
 from pmwd_dist.run.settings import SettingsError
 
 

@@ -1,4 +1,4 @@
-"""Arrays of files that settings name: .npy files, arrays of zarr stores, and data sets of HDF5 files.
+"""Arrays of files that settings name: .npy files, and data sets of HDF5 files.
 
 Anybody may have written these files: nothing is read before its type, shape and size are known.
 """
@@ -6,9 +6,6 @@ Anybody may have written these files: nothing is read before its type, shape and
 from __future__ import annotations
 
 import math
-import os
-import re
-import stat
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,14 +14,13 @@ from typing import Any
 import h5py
 import numpy as np
 
-from pmwd_dist._files import LARGEST, open_regular
+from pmwd_dist._files import open_regular
 from pmwd_dist._memory import available_memory, size
 from pmwd_dist.io.snapshot import content
 from pmwd_dist.run.settings import Settings, SettingsError
 from pmwd_dist.run.settings.writing import one_line, toml_value
 
 NOISE = "noise.file"
-_METADATA = ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
 _MOST_NAMES = 8  # names that a message lists
 Shape = tuple[int, ...]
 
@@ -65,24 +61,22 @@ def read_noise(settings: Settings) -> dict[str, np.ndarray]:
 
 
 def read_array(name: str, *shapes: Shape) -> np.ndarray:
-    """Numbers of an .npy file, of an array of a zarr store, or of a data set of an HDF5 file, "file.h5:/dataset".
+    """Numbers of an .npy file, or of a data set of an HDF5 file, "file.h5:/dataset".
 
     Args:
-      name: path of the file, with the name of the array where it holds several.
+      name: path of the file, with the name of the data set.
       shapes: shapes that the array may have; default: any.
 
     Raises:
       OSError: the file can't be read.
-      ValueError: it is damaged, holds something else, or zarr is not installed.
+      ValueError: it is damaged, or holds something else.
     """
     file, colon, dataset = name.rpartition(":")
     if name.endswith(".npy"):
         return _of_npy(Path(name), shapes)
-    if store := re.fullmatch(r"(.*\.zarr)/?(?::(.*))?", name, re.DOTALL):
-        return _of_zarr(Path(store[1]), (store[2] or "").strip("/"), shapes)
     if colon:
         return _of_hdf5(Path(file), dataset, shapes)
-    raise ValueError('must end with .npy or .zarr, or name a data set, as in "survey.h5:/counts"')
+    raise ValueError('must end with .npy, or name a data set, as in "survey.h5:/counts"')
 
 
 def _check(shape: Any, dtype: np.dtype, wanted: tuple[Shape, ...]) -> None:
@@ -131,64 +125,6 @@ def _of_hdf5(path: Path, dataset: str, wanted: tuple[Shape, ...]) -> np.ndarray:
             return content.rows(item, 0, None).astype(float) if item.ndim else np.asarray(item[()], float)
     except ValueError as error:
         raise ValueError(str(error).removeprefix(f"{path}: ")) from error
-
-
-def _of_zarr(store: Path, array: str, wanted: tuple[Shape, ...]) -> np.ndarray:
-    try:
-        import zarr
-    except ImportError as error:
-        raise ValueError("zarr is not installed, which reads it; `pip install '.[zarr]'`") from error
-    _check_store(store)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            whole: Any = zarr.open(store, mode="r")
-            there = sorted(whole.keys()) if isinstance(whole, zarr.Group) else []
-            item: Any = whole if not array else whole.get(array) if isinstance(whole, zarr.Group) else None
-            found = isinstance(item, zarr.Array)
-    except Exception as error:
-        raise ValueError(f"is no zarr store, or damaged: {error}") from error
-    if not found:
-        remedy = f"it has {_names(there)}" if there else "leave its name out" if array else "it is empty"
-        raise ValueError(f"holds no array {array}; {remedy}" if array else f"is a group; name an array; {remedy}")
-    _check(item.shape, item.dtype, wanted)
-    _check(item.chunks, item.dtype, ())
-    try:
-        _check_chunks(store / array, item)
-        return np.asarray(item[...], float)
-    except Exception as error:
-        raise ValueError(f"is no zarr store, or damaged: {error}") from error
-
-
-def _check_store(store: Path) -> None:
-    """Raise ValueError unless a store has regular files only, and small metadata: zarr would wait for a pipe."""
-    store.stat()
-    for folder, folders, names in os.walk(store, onerror=_raise):
-        for path in map(Path(folder).joinpath, (*folders, *names)):
-            status, where = path.stat(), path.relative_to(store)
-            if path.is_symlink() if stat.S_ISDIR(status.st_mode) else not stat.S_ISREG(status.st_mode):
-                raise ValueError(f"has {where}, which is neither a file nor a folder")
-            if path.name in _METADATA and status.st_size > LARGEST:
-                raise ValueError(f"has {where}, which is larger than {LARGEST / 1e6:g} MB")
-
-
-def _raise(error: OSError) -> None:
-    raise error
-
-
-def _check_chunks(folder: Path, array: Any) -> None:
-    """Raise ValueError unless all chunks of a zarr array are there, and unpack to their size."""
-    shape = array.shards or array.chunks
-    size, codec = math.prod(shape) * array.dtype.itemsize, ""
-    content.check_chunk(size, math.prod(array.shape) * array.dtype.itemsize, "its values")
-    if array.size and (missing := array.nchunks - array.nchunks_initialized):
-        remedy = "zarr leaves out chunks of fill values unless array.write_empty_chunks is set"
-        raise ValueError(f"lacks {missing} of its {array.nchunks} chunks; {remedy}")
-    if array.compressors and not array.shards:
-        codec = type(array.compressors[-1]).__name__.lower().removesuffix("codec")
-    for path in folder.rglob("*"):
-        if path.is_file() and path.name != "zarr.json" and not path.name.startswith("."):
-            with path.open("rb") as file:
-                content.check_stored(size, path.stat().st_size, codec, file.read(16), str(path.relative_to(folder)))
 
 
 def _names(names: Iterable[str]) -> str:

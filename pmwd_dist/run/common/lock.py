@@ -7,7 +7,7 @@ import fcntl
 import os
 import socket
 import stat
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,8 +21,8 @@ def folder_lock(folder: Path) -> Generator[None]:
     """Hold the lock of a run's folder, which has to exist.
 
     The kernel locks an open file (flock) and releases it when the process ends, however it ends. On NFS the server
-    locks it, for all clients. On a file system without locks, such as Lustre mounted without `flock`, the process id
-    in the file excludes only processes of the same host. The file stays, and is empty while nobody holds the lock.
+    locks it, for all clients. A file system without locks, such as Lustre mounted without `flock`, excludes nobody.
+    The file stays, and is empty while nobody holds the lock.
 
     Raises:
       ValueError: another process, or another run in this one, holds the lock.
@@ -35,32 +35,17 @@ def folder_lock(folder: Path) -> Generator[None]:
             raise OSError(errno.EINVAL, "is a hard link or no regular file; remove it", str(path))
         holder = file.read(_MOST).decode(errors="replace").split()
         who = f"process {holder[0]} on {holder[1]}" if len(holder) == 2 else "another process"
-        in_use = ValueError(f"{folder}: {who} runs in this folder; wait for its end, or use another folder")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise in_use from error
+                in_use = f"{folder}: {who} runs in this folder; wait for its end, or use another folder"
+                raise ValueError(in_use) from error
             if error.errno not in _UNSUPPORTED:
                 raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
-            if _lives_here(holder):
-                raise in_use from error
         file.truncate(0)
         os.pwrite(file.fileno(), f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
         try:
             yield
         finally:
             os.ftruncate(file.fileno(), 0)
-
-
-def _lives_here(holder: Sequence[str]) -> bool:
-    """Whether a process, given by its number and host, is on this host and lives."""
-    if len(holder) != 2 or holder[1] != socket.gethostname() or not holder[0].isdecimal():
-        return False
-    try:
-        os.kill(int(holder[0]), 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
-    return True

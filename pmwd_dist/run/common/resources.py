@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import resource
 import sys
@@ -15,8 +14,6 @@ from pmwd_dist._memory import available_memory
 from pmwd_dist.config import Config
 
 RUNTIME = 0.7e9  # Python, JAX, the compiled programs and the figures of one process [bytes]
-POOL = "XLA_PYTHON_CLIENT_MEM_FRACTION"
-_LARGEST_POOL = 0.95  # share of a GPU that leaves room for the driver, kernels and transforms
 
 
 @dataclass(frozen=True)
@@ -58,19 +55,6 @@ def device_limit() -> int | None:
     """Memory of a device that arrays may take [bytes]; None for devices that use the memory of the host."""
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     return None if limit is None else int(limit)
-
-
-def larger_pool(arrays: float) -> str | None:
-    """Setting with which XLA gives arrays enough of a GPU; None where no share of it is enough."""
-    limit = device_limit()
-    if limit is None:
-        return None
-    try:
-        share = float(os.environ.get(POOL, ""))
-    except ValueError:
-        share = 0.75  # XLA's default
-    wanted = math.ceil(102 * share * arrays / limit) / 100
-    return f"{POOL}={wanted:.2f}" if wanted <= _LARGEST_POOL else None
 
 
 def _own_devices(config: Config) -> int:

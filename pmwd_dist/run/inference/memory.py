@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +12,11 @@ import numpy as np
 
 from pmwd_dist import infer
 from pmwd_dist._memory import size
+from pmwd_dist.config import Config
 from pmwd_dist.infer.chain.chain import on_devices
 from pmwd_dist.infer.tuning.loop import begin
 from pmwd_dist.run.common import resources
-from pmwd_dist.run.settings import InferenceSettings, SimulationSetup
+from pmwd_dist.run.settings import InferenceSettings
 
 RUNTIME = 2.5e9  # programs of a process, which has more than a simulation [bytes]
 MOST_FIELDS = 40  # draws of the noise that the verdict looks at
@@ -27,23 +27,18 @@ _CHAIN = 12  # of each chain: position, momentum and slope, as argument and resu
 _SHARED = 7  # mean of the noise and its squares, as argument and result; the data; a field that is added to these
 
 
-@dataclass(frozen=True)
-class InferenceMemory:
+class InferenceMemory(NamedTuple):
     """Memory that an inference is expected to need on each device [bytes].
 
     Args:
-      chains: number of gradients at a time on a device.
       gradients: gradients of all chains together.
       sampler: state of the chains, moments and data.
       verdict: draws of the noise that are kept, and a simulation, after the chains.
-      program: programs of the process, where its devices share the memory of the host; else 0.
     """
 
-    chains: int
     gradients: int
     sampler: int
     verdict: int
-    program: int
 
     @property
     def peak(self) -> int:
@@ -53,30 +48,19 @@ class InferenceMemory:
     @property
     def parts(self) -> str:
         """Parts of the peak, for messages."""
-        program = f", {size(self.program)} for the program" if self.program else ""
-        if self.verdict > self.gradients + self.sampler:
-            return f"{size(self.verdict)} for the kept draws of the noise in the verdict{program}"
-        return (
-            f"{size(self.gradients)} for a gradient of {self.chains} chain{'s' * (self.chains > 1)}, "
-            f"{size(self.sampler)} for their state, moments and data{program}"
-        )
+        chains = f"{size(self.gradients)} for gradients and {size(self.sampler)} for states of all chains"
+        return f"{chains}, then {size(self.verdict)} for the draws of the verdict"
 
 
 def inference_memory(settings: InferenceSettings, model: infer.Model, axis: str | None) -> InferenceMemory:
     """Memory that an inference needs on each of the current devices; its gradients are compiled."""
     sampler, decomposition = settings.sampler, model.config.decomposition
-    groups, field = _groups(model.config), _field(model.config)
-    chains, shared = sampler.chains // groups, resources.device_limit() is None
+    field, chains = _field(model.config), sampler.chains // _groups(model.config)
     gradients = resources.planned(_gradients(model, sampler.chains, axis))
     kept = sampler.steps // (sampler.thin * sampler.chunk) * sampler.chains
-    on_host = 2 * kept * decomposition.size / decomposition.mesh.size * shared
-    return InferenceMemory(
-        chains=chains,
-        gradients=gradients,
-        sampler=int((_CHAIN * chains + _SHARED) * field),
-        verdict=int((on_host + min(kept, MOST_FIELDS)) * field + gradients / chains),
-        program=int(RUNTIME * shared),
-    )
+    on_host = 2 * kept * decomposition.size / decomposition.mesh.size * (resources.device_limit() is None)
+    verdict = int((on_host + min(kept, MOST_FIELDS)) * field + gradients / chains)
+    return InferenceMemory(gradients, int((_CHAIN * chains + _SHARED) * field), verdict)
 
 
 def _gradients(model: infer.Model, chains: int, axis: str | None) -> Any:
@@ -99,36 +83,28 @@ def arguments_like(model: infer.Model, chains: int, axis: str | None) -> tuple[A
     return on_devices(positions, config, axis), posterior
 
 
-def _groups(config: Any) -> int:
+def _groups(config: Config) -> int:
     """Number of groups of devices among which chains are divided."""
     return config.decomposition.mesh.size // config.decomposition.size
 
 
-def _field(config: Any) -> float:
+def _field(config: Config) -> float:
     """Bytes of a field of the lattice on each device."""
     return np.dtype(jnp.result_type(float)).itemsize * math.prod(config.particle_shape) / config.decomposition.size
 
 
-def too_large(settings: InferenceSettings, simulation: SimulationSetup) -> str | None:
+def too_large(settings: InferenceSettings, config: Config) -> str | None:
     """Reason why the state of the chains alone can't fit into memory, found before any array is made."""
-    there, config = resources.room(), simulation.config
-    need = there.needed(_LEAST * settings.sampler.chains // _groups(config) * _field(config), config, RUNTIME)
-    if need <= there.total:
-        return None
-    text = f"the inference needs more than {size(need)} of memory and {there.where} has {size(there.total)}"
-    return f"box.mesh: {text}; use a smaller mesh, or fewer chains"
+    return memory_problem(_LEAST * settings.sampler.chains // _groups(config) * _field(config), "", config)[0]
 
 
-def inference_problem(memory: InferenceMemory, config: Any) -> tuple[str | None, str | None]:
+def memory_problem(arrays: float, parts: str, config: Config) -> tuple[str | None, str | None]:
     """Reason why the inference can't fit into memory, with the key, and warning that it may not; either may be None."""
-    there = resources.room()
-    need = there.needed(memory.peak, config, RUNTIME)
-    if need <= there.free:
+    room = resources.room()
+    need = room.needed(arrays, config, RUNTIME)
+    if need <= room.free:
         return None, None
-    text = (
-        f"the inference needs about {size(need)} of memory, {memory.parts}, and {there.where} has {size(there.total)}"
-    )
-    if need <= there.total:
-        return None, f"{text}, {size(there.free)} of it free: it may be killed"
-    pool = f"set {wanted}, or " if (wanted := resources.larger_pool(memory.peak)) else ""
-    return f"box.mesh: {text}; {pool}use a smaller mesh, or fewer sampler.chains", None
+    text = f"the inference needs about {size(need)} of memory{parts}, and {room.where} has {size(room.total)}"
+    if need <= room.total:
+        return None, f"{text}, {size(room.free)} of it free: it may be killed"
+    return f"box.mesh: {text}; use a smaller mesh, or fewer sampler.chains", None

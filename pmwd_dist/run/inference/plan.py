@@ -33,10 +33,10 @@ from pmwd_dist.pm.lpt import lpt
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.data_files import NOISE, read_files, read_noise
 from pmwd_dist.run.common.plan import Plan, three
-from pmwd_dist.run.inference.memory import RUNTIME, InferenceMemory, inference_memory, inference_problem, too_large
+from pmwd_dist.run.inference.likelihood import make_likelihood, unusual_data
+from pmwd_dist.run.inference.memory import RUNTIME, InferenceMemory, inference_memory, memory_problem, too_large
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSetup, build
-from pmwd_dist.run.settings.inference import CHAINS
-from pmwd_dist.run.settings.inference_sections import LikelihoodSection
+from pmwd_dist.run.settings.inference import CHAINS, NOISES, LikelihoodSection
 from pmwd_dist.run.settings.writing import toml_value
 from pmwd_dist.run.simulation.accuracy import convergence_warning, resolution_line
 from pmwd_dist.run.simulation.halo_width import MARGIN, halo_width, largest_displacement
@@ -74,12 +74,12 @@ class InferencePlan(Plan):
           SettingsError: the settings don't fit the devices, their memory, the files or each other.
         """
         simulation = build(settings)
-        if settings.likelihood.rules.maps and (count := simulation.config.decomposition.size) > 1:
+        if settings.likelihood.maps and (count := simulation.config.decomposition.size) > 1:
             batch = f"light cones of several chains can't be divided over {count} devices"  # by vmap of JAX 0.10
             raise SettingsError(
                 [f'likelihood.kind = "{settings.likelihood.kind}": {batch}; use devices.pdims = [1, 1]']
             )
-        if (problem := too_large(settings, simulation)) is not None:
+        if (problem := too_large(settings, simulation.config)) is not None:
             raise SettingsError([problem])
         data, problems = _read_files(settings)
         if problems:
@@ -122,7 +122,7 @@ class InferencePlan(Plan):
     def largest_wavenumber(self) -> float | None:
         """Largest wavenumber that the likelihood compares [h/Mpc]; None for maps."""
         config, likelihood = self.simulation.config, self.settings.likelihood
-        if likelihood.rules.maps:
+        if likelihood.maps:
             return None
         nyquist = math.pi / max(config.cell_size)
         return min(nyquist, likelihood.k_max or nyquist)
@@ -146,7 +146,7 @@ class InferencePlan(Plan):
 
     def check(self) -> list[str]:
         """Warnings about memory, resolution, and data that look like something else."""
-        problem, tight = inference_problem(self.memory, self.simulation.config)
+        problem, tight = memory_problem(self.memory.peak, f", {self.memory.parts}", self.simulation.config)
         problem = problem or narrow_halo(self)
         if problem is not None:
             raise SettingsError([problem])
@@ -175,7 +175,7 @@ class InferencePlan(Plan):
         """Description of the inference."""
         config, settings = self.simulation.config, self.settings
         model, sampler, likelihood = settings.model, settings.sampler, settings.likelihood
-        noise = getattr(likelihood, likelihood.rules.noise)
+        noise = getattr(likelihood, NOISES[likelihood.kind])
         sampled = ", ".join(f"{name} {prior}" for name, prior in self.model.priors.items()) or "none"
         return [
             f"box         {three(config.box_size)} Mpc/h, {three(config.mesh_shape)} cells: "
@@ -239,7 +239,7 @@ def _of_data(plan: InferencePlan, data: np.ndarray) -> list[str]:
         return [f"the data {warning}"]
     has_data = shown(mask, data.shape)
     shown_selection = None if selection is None else selection[has_data]
-    warning = plan.settings.likelihood.rules.unusual(plan.settings, data[has_data], shown_selection)
+    warning = unusual_data(plan.settings, data[has_data], shown_selection)
     return [] if warning is None else [warning]
 
 
@@ -291,7 +291,7 @@ def make_model(settings: InferenceSettings, simulation: SimulationSetup, data: d
     """
     priors = settings.priors.distributions
     config, forward = simulation.config, _forward(settings, simulation)
-    likelihood = settings.likelihood.rules.make(settings, forward, data)
+    likelihood = make_likelihood(settings, forward, data)
     nothing = np.zeros(forward.layout[0])  # until a mock is drawn
     with np.errstate(over="ignore"):
         observed = data.get("data.file", nothing).astype(np.dtype(jnp.result_type(float)))
@@ -304,7 +304,7 @@ def _forward(settings: InferenceSettings, simulation: SimulationSetup) -> Any:
     model, config, cosmo = settings.model, simulation.config, simulation.cosmo
     power: dict[str, Any] = {"linear_power": simulation.power, "normalise": settings.cosmology.normalise}
     gravity: dict[str, Any] = power | {"solver": simulation.solver, "potential_factor": simulation.potential_factor}
-    if settings.likelihood.rules.maps:
+    if settings.likelihood.maps:
         return _maps(settings, simulation, **gravity)
     biases: dict[str, Any] = {n: n if n in settings.priors.given else getattr(model, n) for n in BIASES}
     line_of_sight: Any = None if model.line_of_sight == "none" else model.line_of_sight
@@ -348,7 +348,7 @@ def _read_files(settings: InferenceSettings) -> tuple[dict[str, np.ndarray], lis
     if isinstance(settings.likelihood.sigma, str):
         files["likelihood.sigma"] = settings.likelihood.sigma
     cone = settings.observe.light_cone
-    if not settings.likelihood.rules.maps or cone is None:
+    if not settings.likelihood.maps or cone is None:
         return read_files(files, settings.box.mesh)
     one = (cone.rays, cone.rays) if cone.sky == "flat" else (pixel_count(cone.nside),)
     return read_files(files, (len(cone.sources), *one), one)

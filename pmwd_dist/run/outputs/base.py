@@ -106,7 +106,6 @@ class Output(Section):
 
     def problems(self, box: Box) -> Iterator[str]:
         """Problems of the keys, also with a box; one line each."""
-        del box
         yield from ()
 
     def missing(self) -> list[str]:
@@ -119,27 +118,18 @@ class Output(Section):
 
     def input_problems(self, arrays: Arrays, config: Config) -> list[str]:
         """Problems of the arrays of `inputs`."""
-        del arrays, config
         return []
 
     def warnings(self, simulation: SimulationSetup) -> list[str]:
         """Warnings before the run."""
-        del simulation
-        return []
-
-    def start_problems(self, simulation: SimulationSetup, a: float) -> list[str]:
-        """Problems before the steps of a run whose last output is at a scale factor."""
-        del simulation, a
         return []
 
     def description(self, simulation: SimulationSetup) -> str:
         """Description in the first lines of a run."""
-        del simulation
         return self.name
 
     def names(self, z: float) -> list[str]:
         """Names of the files of this process at a redshift, in order."""
-        del z
         return []
 
     def all_names(self, z: float) -> list[str]:
@@ -152,12 +142,10 @@ class Output(Section):
 
     def disk(self, simulation: SimulationSetup, count: int) -> int:
         """Size of all large files with outputs at `count` redshifts [bytes]."""
-        del simulation, count
         return 0
 
     def memory(self, config: Config) -> int:
         """Memory of each device while it is measured, the particles included, where that is a stage [bytes]."""
-        del config
         return 0
 
     def measure(self, view: View) -> Any:
@@ -166,7 +154,6 @@ class Output(Section):
         Raises:
           SimulationError: they are not finite.
         """
-        del view
 
     def write(self, folder: Path, z: float, values: Any) -> None:
         """Write the values of `measure` at a redshift, on process 0."""

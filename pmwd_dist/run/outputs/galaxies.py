@@ -18,13 +18,11 @@ from pydantic import AfterValidator
 
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import growth_table
 from pmwd_dist.observe.bias import LagrangianBias, bias_weights, tracer_density
 from pmwd_dist.observe.counts import MAX_CUT, expected_counts, negative_shares, weighted_overdensity
 from pmwd_dist.observe.interlacing import interlaced_density
 from pmwd_dist.observe.multipoles import kaiser_multipoles, power_multipoles
 from pmwd_dist.observe.redshift_space import redshift_space
-from pmwd_dist.pm.modes import power_nodes
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.report.page import Caption
@@ -39,10 +37,6 @@ from pmwd_dist.run.settings.writing import toml_value
 
 _MASK = "observe.galaxies.mask"
 _BIAS: Any = {"ge": -1e4, "le": 1e4}
-# Standard deviations of b1 delta in cells: from the first on negative cells may hold 0.5 % of the galaxies, and from
-# the second on they hold 2 % or more, for 1/2 to 3/2 cells a particle 2 to 8 Mpc/h apart.
-_DOUBTFUL, _TOO_LARGE = 0.45, 0.6
-_REMEDY = "use a larger smoothing or a smaller b1, or leave number_density out"
 
 
 def _selection(pairs: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
@@ -220,30 +214,6 @@ class Counts(Output):
     def of(cls, galaxies: Galaxies | None) -> Self | None:
         """The counts of galaxies that have a number density."""
         return None if galaxies is None or galaxies.number_density is None else cls(galaxies=galaxies)
-
-    def warnings(self, simulation: SimulationSetup) -> list[str]:
-        """Warning that many galaxies have negative weights."""
-        if (deviation := self._deviation(simulation, simulation.config.a_stop)) < _DOUBTFUL:
-            return []
-        return [
-            f"observe.galaxies: b1 delta has a standard deviation of {deviation:.2g} at the end, and counts are "
-            f"refused where many cells have 1 + delta_g < 0, from about {_DOUBTFUL} on; {_REMEDY}"
-        ]
-
-    def start_problems(self, simulation: SimulationSetup, a: float) -> list[str]:
-        """Far too many galaxies with negative weights at the last output."""
-        if (deviation := self._deviation(simulation, a)) < _TOO_LARGE:
-            return []
-        problem = f"b1 delta has a standard deviation of {deviation:.2g} at z = {1 / a - 1:.3g}"
-        return [f"observe.galaxies: {problem}, so that P(k) of counts would be too low; {_REMEDY}"]
-
-    def _deviation(self, simulation: SimulationSetup, a: float) -> float:
-        """Standard deviation of b1 times the linear density, with the filter and the window of the cells."""
-        config, galaxies = simulation.config, self.galaxies
-        k, radius = power_nodes(config), galaxies.smoothing or 0
-        power = k**3 * simulation.linear_power(k) * np.exp(-(k**2) * (radius**2 + max(config.cell_size) ** 2 / 6))
-        growth = float(growth_table(simulation.cosmo).D1(np.asarray(a)))
-        return abs(galaxies.b1) * growth * math.sqrt(np.trapezoid(power, np.log(k)) / (2 * math.pi**2))
 
     def names(self, z: float) -> list[str]:
         """Name of the counts."""

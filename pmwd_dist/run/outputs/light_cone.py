@@ -174,7 +174,6 @@ class LightCone(Output):
 
     def disk(self, simulation: SimulationSetup, count: int) -> int:
         """Size of the shells."""
-        del count
         cone: Any = simulation.light_cone
         return 4 * shells_like(cone).size
 

@@ -37,7 +37,6 @@ class PDF(TableOutput):
 
     def problems(self, box: Box) -> Iterator[str]:
         """An empty range."""
-        del box
         if self.high <= self.low:
             least = f"must be greater than observe.pdf.low = {self.low:g}"
             yield f"observe.pdf.high = {self.high}: {least}; for example 100.0"

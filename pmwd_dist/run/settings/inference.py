@@ -1,21 +1,218 @@
-"""Settings of an inference: the sections of its TOML file."""
+"""Settings of an inference: the sections of its TOML file, and the division of chains over devices."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist.cosmology.sampled_parameters import NAMES, PARAMETERS
+from pmwd_dist.infer import priors
+from pmwd_dist.infer.constants import ENERGY_VARIANCE
+from pmwd_dist.infer.priors import Prior
 from pmwd_dist.observe.shells import Assignment
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
-from pmwd_dist.run.settings.inference_sections import Checks, Data, LikelihoodSection, Model, Priors, Sampler, Start
+from pmwd_dist.run.settings.section import File, Section, about, one_or_several
 from pmwd_dist.run.settings.simulation import Settings
+from pmwd_dist.run.settings.writing import Raw, toml_value
 
 CHAINS = "chains"  # axis of the device mesh over which groups of chains are divided
+_KINDS: dict[str, tuple[Any, set[str], set[str]]] = {
+    "normal": (priors.Normal, {"mean", "sd"}, {"low", "high"}),
+    "uniform": (priors.Uniform, {"low", "high"}, set()),
+    "lognormal": (priors.LogNormal, {"median", "sd"}, set()),
+}
+
+
+class PriorTable(Section):
+    """The prior of a parameter."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    kind: Literal["normal", "uniform", "lognormal"]
+    mean: float | None = None
+    median: float | None = None
+    sd: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    def build(self) -> Prior:
+        """The prior.
+
+        Raises:
+          ValueError: keys that this kind lacks or has not, or values out of range.
+        """
+        make, needed, allowed = _KINDS[self.kind]
+        given = {name: value for name, value in self.model_dump(exclude={"kind"}).items() if value is not None}
+        if not needed <= given.keys() <= needed | allowed:
+            takes = " and ".join(sorted(needed)) + (
+                f", and may have {' and '.join(sorted(allowed))}" if allowed else ""
+            )
+            raise ValueError(f'of kind "{self.kind}" needs {takes}')
+        return make(**given)
+
+
+def _prior(value: object) -> object:
+    if value is None or isinstance(value, PriorTable):
+        return value
+    if not isinstance(value, dict):
+        raise ValueError("must be a table with a kind")  # noqa: TRY004
+    try:
+        table = PriorTable.model_validate(value)
+        table.build()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(
+            f"has a wrong {'.'.join(map(str, first['loc'])) or 'value'}: {first['msg'].lower()}"
+        ) from error
+    except ArgumentError as error:
+        raise ValueError(f"has {error.argument} = {toml_value(error.value)}, which {error.reason}") from error
+    return table
+
+
+_Prior = Annotated[PriorTable | None, BeforeValidator(_prior)]
+
+
+class Data(Section):
+    """The observations."""
+
+    file: File = about(
+        'an .npy file, or "file.h5:/dataset": density in units of the mean, counts, '
+        'or convergence, of shape (sources, rays, rays); "mock": drawn from the model',
+        "mock",
+    )
+    mask: File | None = about("file with 1 where there are data, and 0 elsewhere", None, "survey.h5:/mask")
+    selection: File | None = about(
+        "file with the fraction of the galaxies that is observed; of Poisson counts", None, "survey.h5:/selection"
+    )
+    truth: dict[str, float] | None = about(
+        "parameters of the mock; default: values of [cosmology] and [model], else drawn from their priors",
+        None,
+        Raw("{ b1 = 0.8 }"),
+    )
+
+
+class Model(Section):
+    """The forward model: gravity and galaxies."""
+
+    gravity: Literal["nbody", "lpt", "linear"] = about("nbody (with time.steps), lpt or linear", "nbody")
+    bias: Literal["lagrangian", "eulerian", "none"] = about("lagrangian, eulerian (b1 only) or none", "lagrangian")
+    b1: float = about("first bias; of long waves it is 1 + b1 if lagrangian and b1 if eulerian", 1.0)
+    b2: float = about("lagrangian bias of the squared density", 0.0)
+    bs2: float = about("lagrangian bias of the squared tidal field", 0.0)
+    bnabla2: float = about("lagrangian bias of the Laplacian of the density [(Mpc/h)^2]", 0.0)
+    bphi: float = about("lagrangian bias of f_nl phi, the primordial potential", 0.0)
+    bphidelta: float = about("lagrangian bias of f_nl phi delta", 0.0)
+    smoothing: float | None = about("radius of the filter of the lagrangian density [Mpc/h]", None, 4.0, gt=0, le=1e5)
+    line_of_sight: Literal["x", "y", "z", "none"] = about("axis of the redshift distortions, or none", "z")
+
+
+def _positive_or_file(value: object) -> object:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError('must be a number greater than 0, or name a file, as "noise.h5:/sigma"')
+    return float(value)
+
+
+NOISES = {"gaussian": "sigma", "poisson": "nbar", "lensing": "density"}  # keys of the amount of noise, by kind
+
+
+class LikelihoodSection(Section):
+    """The noise of the data."""
+
+    kind: Literal["gaussian", "poisson", "lensing"] = about(
+        "gaussian (densities), poisson (counts) or lensing (convergence of the sources of [observe.light_cone])",
+        "gaussian",
+    )
+    sigma: Annotated[float | File | None, BeforeValidator(_positive_or_file)] = about(
+        "gaussian standard deviation in a cell, a number or a file with one for each, unless it has a prior", None, 0.5
+    )
+    k_max: float | None = about(
+        "largest wavenumber that is compared, of a gaussian [h/Mpc]; default: all", None, 0.3, gt=0
+    )
+    nbar: float | None = about("mean number of galaxies in a cell, of poisson, unless it has a prior", None, 2.0, gt=0)
+    density: Annotated[tuple[Annotated[float, Field(gt=0)], ...], BeforeValidator(one_or_several)] | None = about(
+        "lensed galaxies in a square arcminute, of lensing; one number, or one for each source", None, 10.0
+    )
+    ellipticity: float = about("standard deviation of a component of their ellipticity", 0.26, gt=0)
+
+    @property
+    def maps(self) -> bool:
+        """Whether the data are maps of a light cone, in place of a field on the mesh."""
+        return self.kind == "lensing"
+
+
+_ROWS: Any = {
+    key: (_Prior, about(f"prior of {row.note or key}", None, Raw(f"{{ {row.prior} }}")))
+    for key, row in ((key, PARAMETERS[name]) for key, name in NAMES.items())
+}
+
+
+class Priors(create_model("Priors", __base__=Section, **_ROWS)):
+    """The parameters that are sampled; those that are not listed are fixed."""
+
+    @property
+    def given(self) -> dict[str, PriorTable]:
+        """Those that are listed, by their keys."""
+        return {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
+
+    @property
+    def distributions(self) -> dict[str, Any]:
+        """Their distributions, by the names of the library."""
+        return {NAMES[name]: table.build() for name, table in self.given.items()}
+
+
+class Start(Section):
+    """Starting positions of the chains."""
+
+    begin: Literal["wiener", "prior", "map"] = about(
+        "wiener: draws given the data in linear theory, with parameters half as far from the medians as in a draw of "
+        "the prior; prior: draws; map: the largest density over the noise",
+        "wiener",
+    )
+    map_steps: int = about("number of steps of the optimiser", 100, ge=1)
+
+
+class Sampler(Section):
+    """The chains."""
+
+    method: Literal["mclmc", "hmc"] = about(
+        "mclmc (one gradient a step) or hmc (a step is a trajectory that is accepted or rejected)", "mclmc"
+    )
+    chains: int = about("number of chains", 4, ge=1, le=1024)
+    chain_devices: int | None = about(
+        "devices of a chain, or of one of several groups of chains, divided by devices.pdims; default: all chains are "
+        "one batch on the same devices",
+        None,
+        1,
+        ge=1,
+    )
+    tuning_steps: int = about("number of tuning steps, which find the preconditioner and the step size", 1000, ge=40)
+    energy_variance: float = about(
+        "energy error of a step of mclmc per dimension, at which its tuning aims; less where it differs along a chain",
+        ENERGY_VARIANCE,
+        gt=0,
+        le=2e-3,
+    )
+    steps: int = about("number of steps of each chain; may be raised later", 4000, ge=1)
+    thin: int = about("number of steps from one saved draw to the next", 1, ge=1)
+    chunk: int = about("draws from one write to disk to the next; what a kill can lose", 100, ge=4)
+
+
+class Checks(Section):
+    """Criteria of convergence."""
+
+    r_hat: float = about("largest R-hat of a parameter", 1.01, gt=1)
+    ess: float = about("smallest effective sample size of a parameter, bulk and tail", 400.0, gt=0)
+    bias: float = about("largest discretisation bias of a parameter by MCLMC [standard deviations]", 0.2, gt=0)
+    failed_simulations: float = about("share of the steps of a chunk that may fail; more end the run", 0.05, ge=0, le=1)
 
 
 class InferenceSettings(Settings):
@@ -83,7 +280,7 @@ def _groups(size: int, chains: int) -> int:
 def _check_batch(settings: InferenceSettings, groups: int) -> None:
     """Raise ArgumentError for loops on blocks, which vmap with an axis of the mesh can't batch (JAX 0.10)."""
     size = settings.sampler.chain_devices
-    if settings.likelihood.rules.maps:
+    if settings.likelihood.maps:
         constraint = f"makes {groups} groups, and light cones can't be a batch over groups"
         raise ArgumentError("chain_devices", size, constraint, "leave it out, and use devices.pdims = [1, 1]")
     if settings.model.gravity != "linear" and settings.time.lpt_order == 3:

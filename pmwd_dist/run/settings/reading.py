@@ -8,12 +8,12 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 
 from pmwd_dist._files import read_text
-from pmwd_dist.run.settings.rules import find_problems
+from pmwd_dist.run.settings.rules import common_problems, simulation_problems
 from pmwd_dist.run.settings.simulation import Sections, Settings, SimulationSettings
 from pmwd_dist.run.settings.writing import Raw, shown, toml_value
 
@@ -63,7 +63,13 @@ def _read_tree(model: type[AnySettings], tree: Tree, path: Path, overrides: Iter
         if more := len(found[_MOST_PROBLEMS:]):
             problems.append(f"and {more} more problems")
     else:
-        problems += find_problems(settings)
+        problems += common_problems(settings)
+        if isinstance(settings, SimulationSettings):
+            problems += simulation_problems(settings)
+        else:
+            from pmwd_dist.run.settings.inference_rules import inference_problems  # slow, and not of a simulation
+
+            problems += inference_problems(cast("Any", settings))
         if not problems:
             return settings
     raise SettingsError(problems)

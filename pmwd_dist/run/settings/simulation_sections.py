@@ -146,8 +146,7 @@ class Noise(Section):
     fixed: bool = about("give each mode its rms amplitude, with a random phase", False)
     paired: bool = about("reverse the sign of the noise: the second run of a pair", False)
     file: File | None = about(
-        'file with the noise in place of a seed, of unit variance and shape box.particles: .npy, "file.h5:/dataset", '
-        '"store.zarr:/array" or "array.zarr"',
+        'file with the noise in place of a seed, of unit variance and shape box.particles: .npy or "file.h5:/dataset"',
         None,
         "noise.npy",
     )

@@ -123,8 +123,6 @@ class SimulationPlan(Plan):
         problem, *warnings = memory_problem(self)
         problems = [problem] if problem else []
         problems += [text for output in self.results for text in output.missing()]
-        last = 1 / (1 + min(self.outputs.values()))
-        problems += [text for output in self.results for text in output.start_problems(self.simulation, last)]
         need, free = self.expected_disk, free_space(self.folder)
         if need > free:
             problems.append(
@@ -205,15 +203,12 @@ def memory_problem(plan: SimulationPlan) -> tuple[str | None, str | None]:
     text = f"the run needs about {size(need)} of memory in {stage} and {memory.where} has "
     if need <= memory.total:
         return None, None if need <= memory.free else f"{text}{size(memory.free)} free: it may be killed"
-    remedies = [f"set {pool}"] if (pool := resources.larger_pool(arrays)) else []
-    count = None
-    if own := [output.remedy for output in plan.results if output.stage == stage]:
-        remedies += own
-    else:
+    count, remedies = None, [output.remedy for output in plan.results if output.stage == stage]
+    if not remedies:
         remedies += ["use time.lpt_order = 2"] if stage == "the initial conditions" and config.lpt_order == 3 else []
         if not memory.processes:
             displacement, least = linear_displacement(plan.simulation), config.decomposition.size + 1
             count = enough_devices(config, displacement, memory.total, least)
-    remedies.append("use a smaller mesh")
+    remedies += ["raise XLA_PYTHON_CLIENT_MEM_FRACTION"] * (not memory.processes) + ["use a smaller mesh"]
     remedies.append(f"{count} such devices" if count else f"more {'machines' if memory.processes else 'devices'}")
     return f"box.mesh: {text}{size(memory.total)}; {', '.join(remedies[:-1])}, or {remedies[-1]}", None
