@@ -26,7 +26,7 @@ from pmwd_dist.run.common.fingerprint import compare_processes, may_change
 from pmwd_dist.run.common.folder import CONFIG, finished, prepare_folder, state
 from pmwd_dist.run.common.job import Job, execute
 from pmwd_dist.run.common.lock import folder_lock
-from pmwd_dist.run.settings import Settings, SettingsError, SimulationSettings, read_any, read_as
+from pmwd_dist.run.settings import Settings, SimulationSettings, read_any
 from pmwd_dist.run.settings.section import duration
 from pmwd_dist.run.simulation.job import SimulationJob
 from pmwd_dist.run.simulation.planning import MOST_DEVICES, WIDEST, planning_lines
@@ -114,20 +114,10 @@ _add_job("infer", "Infer initial conditions and parameters from data, or from a 
 
 
 def _settings(command: str, file: Path, overrides: list[str]) -> Settings:
-    if command == "infer":
-        from pmwd_dist.run.settings import InferenceSettings
-
-        try:
-            return read_as(InferenceSettings, file, overrides)
-        except SettingsError:
-            with suppress(SettingsError):
-                if isinstance(read_any(file, overrides), SimulationSettings):
-                    constraint = "has the sections of a simulation"
-                    raise ArgumentError("FILE", str(file), constraint, "use `pmwd-dist run`") from None
-            raise
     found = read_any(file, overrides)
-    if not isinstance(found, SimulationSettings):
-        raise ArgumentError("FILE", str(file), "has the sections of an inference", "use `pmwd-dist infer`")
+    kind, other = ("a simulation", "run") if isinstance(found, SimulationSettings) else ("an inference", "infer")
+    if other != command:
+        raise ArgumentError("FILE", str(file), f"has the sections of {kind}", f"use `pmwd-dist {other}`")
     return found
 
 
@@ -179,7 +169,8 @@ def check(
             if jax.process_count() > 1:
                 raise ValueError("other devices are planned in one process: start it without mpirun or srun")
             overrides = [*overrides, "devices.pdims=[1, 1]", 'devices.backend="xla"']
-        job = _job(read_any(file, overrides), output or Path(file.stem))
+        settings = read_any(file, overrides)
+        job = _job_type(settings).of(settings, output or Path(file.stem))
     with command_errors():
         unequal = compare_processes(job)
     with command_errors():
@@ -340,10 +331,6 @@ def _job_type(settings: Settings) -> type[Job]:
     return InferenceJob
 
 
-def _job(settings: Settings, folder: Path) -> Job:
-    return _job_type(settings).of(settings, folder)
-
-
 @part("checks")
 def _checked_job(settings: Callable[[], Settings], folder: Path, **options: Any) -> tuple[Job, list[str]]:
     """The job of some settings, the same on all processes, and its warnings. Collective.
@@ -359,7 +346,7 @@ def _checked_job(settings: Callable[[], Settings], folder: Path, **options: Any)
         else:
             with suppress(OSError):  # standard output that can't be written is no reason to end a run
                 _say("memory: compiling a gradient ...")
-        job = _job(found, folder)
+        job = _job_type(found).of(found, folder)
     with command_errors():
         unequal = compare_processes(job, **options)
         job = job.of_main()

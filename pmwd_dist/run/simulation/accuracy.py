@@ -18,7 +18,7 @@ from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.cosmology.parameters import parameters
-from pmwd_dist.cosmology.radiation import MASSLESS, N_EFF, PHOTONS
+from pmwd_dist.cosmology.radiation import N_EFF
 from pmwd_dist.pm.solvers import INTEGRATORS, Formula
 from pmwd_dist.pm.time_steps import step_times
 from pmwd_dist.run.settings import SimulationSetup
@@ -75,11 +75,8 @@ def accuracy_line(simulation: SimulationSetup, times: Sequence[float]) -> str:
 
 
 def growth_line(simulation: SimulationSetup) -> str:
-    """Components that enter the growth, and the error of the initial P(k) without radiation.
-
-    D1 is a + 2/3 a_eq in the matter era (Meszaros 1974).
-    """
-    cosmo, a = parameters(simulation.cosmo), simulation.config.a_start
+    """Components that enter the growth."""
+    cosmo = parameters(simulation.cosmo)
     if cosmo.n_eff is not None:
         if cosmo.m_nu is None:
             return "with radiation"
@@ -87,9 +84,7 @@ def growth_line(simulation: SimulationSetup) -> str:
         left_out = f"; maps lack their clustering, at most {100 * float(cosmo.Omega_nu / cosmo.Omega_cb):.2g} %"
         maps = "" if simulation.light_cone is None else left_out
         return f"with radiation and neutrinos of {float(cosmo.m_nu):.3g} eV in {streaming} h/Mpc{maps}"
-    radiation = (PHOTONS + N_EFF * MASSLESS) / float(cosmo.h) ** 2 / float(cosmo.Omega_m)
-    error = 100 * (((a + 2 / 3 * radiation) / a / (1 + 2 / 3 * radiation)) ** 2 - 1)
-    return f"without radiation, which lowers P(k) at a = {a:g} by {error:.2g} %; cosmology.n_eff = {N_EFF} adds it"
+    return f"without radiation, which lowers P(k) at early times; cosmology.n_eff = {N_EFF} adds it"
 
 
 def resolution_line(simulation: SimulationSetup, compared: float | None) -> str:
