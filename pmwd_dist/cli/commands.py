@@ -51,8 +51,6 @@ TimeLimit = Annotated[
     typer.Option(metavar="TIME", help="Stop in time with a checkpoint and exit code 0: --time-limit 3h55m."),
 ]
 
-WithProfile = Annotated[bool, typer.Option("--profile", help="Show at the end how long each part of the job took.")]
-
 
 class CommandError(Exception):
     """The command or the configuration is wrong; nothing was started."""
@@ -95,7 +93,6 @@ def _add_job(name: str, about: str) -> None:
         overrides: Set = [],
         overwrite: Overwrite = False,
         time_limit: TimeLimit = None,
-        profile: WithProfile = False,
     ) -> None:
         _start(name)
         with command_errors():
@@ -104,7 +101,7 @@ def _add_job(name: str, about: str) -> None:
         job, warnings = _checked_job(read, output or Path(file.stem), overwrite=overwrite, time_limit=limit)
         with command_errors():
             prepare_folder(job, overwrite=overwrite)
-        with Display(profile=profile) as display:
+        with Display() as display:
             display.show(warnings)
             execute(job, display, time_limit=limit)
 
@@ -126,7 +123,6 @@ def resume(
     folder: Folder,
     overrides: Set = [],
     time_limit: TimeLimit = None,
-    profile: WithProfile = False,
 ) -> None:
     """Resume a run from its last checkpoint, or an inference from its last chunk."""
     _start("resume")
@@ -144,7 +140,7 @@ def resume(
         _say(f"{folder}: the run is finished; nothing is left to do")
         return
     job, warnings = _checked_job(lambda: read_any(folder / CONFIG, overrides), folder, time_limit=limit)
-    with Display(profile=profile) as display:
+    with Display() as display:
         display.show(warnings)
         execute(job, display, resume=True, time_limit=limit)
 

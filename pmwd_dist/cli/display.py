@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Self
+from typing import Self
 
 import jax
 from rich.console import Console
@@ -26,14 +26,9 @@ class _Console(Console):
 
 
 class Display:
-    """Shows the events of a run, on process 0. A context manager, which restores the terminal at its end.
+    """Shows the events of a run, on process 0. A context manager, which restores the terminal at its end."""
 
-    Args:
-      profile: show at the end how long each part of the job took.
-    """
-
-    def __init__(self, *, profile: bool = False) -> None:
-        self.profile = profile
+    def __init__(self) -> None:
         self.console = _Console(highlight=False, soft_wrap=True)  # writes to what sys.stdout is then
         self.bar: Progress | None = None
         self.task = TaskID(0)
@@ -65,7 +60,6 @@ class Display:
             self.verdict = reasons or ["chains pass all checks"]
         elif event.name == "end":
             self.show(self.verdict)
-            self.show(profile_lines(fields["profile"]) if self.profile else [])
 
     def show(self, lines: Sequence[str]) -> None:
         """Show lines about a run."""
@@ -96,11 +90,3 @@ class Display:
         self.bar = Progress(*columns, console=self.console, refresh_per_second=4)
         self.task = self.bar.add_task("compiling", total=self.steps, completed=done)
         self.bar.start()
-
-
-def profile_lines(profile: Mapping[str, Any]) -> list[str]:
-    """Table of the seconds of a job by part."""
-    rows = [*profile["seconds"].items(), ("total", profile["total"])]
-    compiled, loaded = profile["programs"] - profile["loaded"], profile["loaded"]
-    lines = [f"{name:<28}{seconds:8.2f} s" for name, seconds in rows]
-    return [*lines, f"{compiled} programs compiled, {loaded} loaded from the cache"]

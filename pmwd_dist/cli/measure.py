@@ -9,7 +9,6 @@ import jax
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._memory import size
 from pmwd_dist.config import Config
 from pmwd_dist.io.snapshot.files import snapshot_files
 from pmwd_dist.io.snapshot.header import SnapshotHeader, read_header
@@ -18,9 +17,7 @@ from pmwd_dist.observe.power import power_spectrum
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
 from pmwd_dist.report.tables import write_table
-from pmwd_dist.run.common.resources import room
 from pmwd_dist.run.outputs.power import spectrum_table
-from pmwd_dist.run.simulation.programs import least_memory, power_memory
 
 
 def measure_snapshot(
@@ -60,30 +57,21 @@ def _particles_line(matter: Matter) -> str:
 
 
 def _config(path: Path, header: SnapshotHeader, mesh: int | None) -> Config:
-    """A config of the snapshot; ValueError if its mesh can't be that, or doesn't fit into memory."""
+    """A config of the snapshot; ValueError if its mesh can't be that."""
     cells = header.mesh_shape if mesh is None else (mesh, mesh, mesh)
     own = f"{path}: its mesh of {cells}" if mesh is None else f"--mesh {mesh}"
     try:
         lattice = lattice_of(cells, sum(header.counts))
-        config = Config(header.box_size, cells, lattice, decomposition=_decomposition(cells))
+        return Config(header.box_size, cells, lattice, decomposition=_decomposition(cells))
     except ArgumentError as error:
         raise ValueError(f"{own}: {error.constraint}") from error
-    memory = room()
-    need = memory.needed(least_memory(config), config)
-    if need <= memory.total:
-        need = memory.needed(power_memory(config), config)
-    if need > memory.total:
-        lack = f"P(k) needs about {size(need)} of memory and {memory.where} has {size(memory.total)}"
-        raise ValueError(f"{own}: {lack}; use another --mesh")
-    return config
 
 
 def _decomposition(cells: Shape3) -> Decomposition:
-    """The largest number of devices that divide the mesh; several processes must use all devices."""
-    for count in range(jax.device_count(), 1, -1):
-        try:
-            return default_decomposition((cells,), count)
-        except ArgumentError:
-            if jax.process_count() > 1:
-                raise
+    """All devices if they divide the mesh, else one; several processes must use all devices."""
+    try:
+        return default_decomposition((cells,), jax.device_count())
+    except ArgumentError:
+        if jax.process_count() > 1:
+            raise
     return default_decomposition((cells,), 1)

@@ -135,12 +135,8 @@ def test_check_says_what_would_be_done(cli: Cli, file: Path, tmp_path: Path):
 @pytest.mark.parametrize("verb", ["run", "check"])
 def test_wrong_settings_fail(cli: Cli, file: Path, verb: str):
     fails(cli(verb, file, "--set", "box.size=-1"), "box.size = -1", "greater than 0")
-    fails(cli(verb, file, "--set", "box.mash=1"), "did you mean box.mesh?")
     fails(cli(verb, file, "--set", "box.size=nan", "--set", "time.steps=0"), "box.size", "time.steps")
-    fails(cli(verb, file, "--set", "time.a_start=2"), "time.a_start")
-    fails(cli(verb, file, "--set", "cosmology.linear_power=none.txt"), "none.txt", "no such file")
     fails(cli(verb, file, "--set", "box.mesh=18", "--set", "devices.pdims=[4, 1]"), "16 or 20")
-    fails(cli(verb, file, "--set", "devices.pdims=[16, 1]"), "16 devices")
     fails(cli(verb, file.with_name("none.toml")), "no such file", "template")
     fails(cli("infer", file), "has the sections of a simulation; use `pmwd-dist run`", lines=1)
     file.write_text("[box\n")
@@ -204,15 +200,13 @@ def test_power_and_report_fail_on_other_files(cli: Cli, tmp_path: Path, file: Pa
     fails(cli("report", tmp_path / "absent"), "not the folder of a run")
 
 
-def test_power_says_what_is_wrong_in_its_own_words(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_power_says_what_is_wrong_in_its_own_words(cli: Cli, tmp_path: Path):
     config = pmd.Config(64.0, 8, decomposition=(1, 1))
     at_rest = pmd.Particles(*np.zeros((2, 8, 8, 8, 3)))
     path = pmd.save_snapshot(tmp_path / "s.hdf5", at_rest, problems.cosmology(), config, 1.0)
-    code, _, err = cli("power", path, "--mesh", 9)  # over as many devices as divide it
+    code, _, err = cli("power", path, "--mesh", 9)  # by one device, as four don't divide it
     assert (code, err) == (0, "")
     assert len((tmp_path / "s_power.csv").read_text().splitlines()) == 1 + 4
-    monkeypatch.setattr(resources, "available_memory", lambda: (5e8, 6e8))
-    fails(cli("power", path, "--mesh", 10_000), "--mesh 10000: ", "600 MB", "another --mesh")
     with h5py.File(path, "a") as file:
         file["ParticleMesh"].attrs["MeshShape"] = [1, 8, 16]
     fails(cli("power", path), "its mesh of (1, 8, 16): must be a whole number, 2 or more")

@@ -59,14 +59,3 @@ def test_the_verdict_comes_last(reasons: tuple[str, ...], last: str):
         display(END)
     assert shown.getvalue().splitlines()[:3] == ["table", "wrote report.html", END.text]
     assert shown.getvalue().splitlines()[-1] == last
-
-
-@pytest.mark.parametrize("wanted", [False, True])
-def test_the_profile_comes_at_the_end_if_it_is_wanted(wanted: bool):
-    record = {"seconds": {"import": 1.5, "rest": 0.25}, "total": 1.75, "programs": 3, "loaded": 2}
-    with Display(profile=wanted) as display:
-        display.console = Console(file=(shown := io.StringIO()))
-        display(Event("end", END.text, {"profile": record}))
-    lines = [line.split() for line in shown.getvalue().splitlines()[1:]]
-    table = [["import", "1.50", "s"], ["rest", "0.25", "s"], ["total", "1.75", "s"]]
-    assert lines == ([*table, ["1", "programs", "compiled,", "2", "loaded", "from", "the", "cache"]] if wanted else [])

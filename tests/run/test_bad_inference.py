@@ -167,8 +167,7 @@ ODD = {
         None,
         ["lensing", "observe.light_cone.edges=[0, 20]", "observe.light_cone.sources=0.02", "likelihood.density=10"],
     ),
-    "priors.omega_m: at 0.50\\d\\d, .* the run does not span the light cone\n"
-    "field = 80: the box fills 10.7 degrees at the farthest shell, and": (
+    "priors.omega_m: at 0.50\\d\\d, .* the run does not span the light cone": (
         None,
         ["lensing", "observe.light_cone.sources=[0.02, 0.11]", "observe.light_cone.field=80", LIGHT],
     ),
@@ -249,7 +248,7 @@ def test_maxima_without_optax_are_named(tmp_path: Path, monkeypatch: pytest.Monk
         plan_of(tmp_path / "run", "start.begin=map")
 
 
-def test_columns_that_are_read_are_named_with_their_sigma8(tmp_path: Path) -> None:
+def test_a_table_is_named_with_its_sigma8(tmp_path: Path) -> None:
     k = np.geomspace(1e-4, 100, 256)
     power = 1e4 * k / (1 + k**4)
     np.savetxt(tmp_path / "p.txt", np.stack([k, power, k, k], 1))
@@ -259,7 +258,7 @@ def test_columns_that_are_read_are_named_with_their_sigma8(tmp_path: Path) -> No
     variance = np.trapezoid(1e4 * fine / (1 + fine**4) * (window * fine) ** 2, fine) / (2 * np.pi**2)
     (line,) = (line for line in plan.lines() if line.startswith("cosmology"))
     text, _, sigma8 = line.partition(", sigma8 = ")
-    assert text.endswith("p.txt, columns 1 and 2 of 4")
+    assert text.endswith("p.txt")
     assert float(sigma8) == pytest.approx(variance**0.5, rel=1e-3)
 
 

@@ -163,9 +163,8 @@ def test_interrupt_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "small.toml").write_text(SMALL)
 
     class Display(Events):
-        def __init__(self, *, profile: bool):
+        def __init__(self):
             super().__init__(stop_after=2)
-            assert not profile
 
         def __enter__(self):
             return self

@@ -10,28 +10,10 @@ import numpy as np
 import pytest
 from runs import SMALL, Events, make, read
 
-import pmwd_dist as pmd
-from pmwd_dist.ops.momenta import to_integers
-from pmwd_dist.pm.modes import log_power
-from pmwd_dist.pm.particles import exact, resolution
-from pmwd_dist.pm.stepping import host
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.settings import SettingsError
 from pmwd_dist.run.simulation.job import SimulationJob
-
-
-def test_initial_conditions_are_those_of_the_library(cosmo: Any):
-    config = pmd.Config(64.0, 16, lpt_order=2, decomposition=(2, 1))
-    key, table = jax.random.key(3), pmd.growth_table(cosmo)
-    found = host.initial_particles(key, table, log_power(cosmo, config, None), config)
-    modes = pmd.linear_modes(pmd.white_noise(key, config), cosmo, config)
-    expected = exact(pmd.lpt(modes, cosmo, config), config)
-    assert found.disp.sharding.is_equivalent_to(config.decomposition.sharding, 4)
-    spacing = resolution(config, found.disp.dtype)
-    np.testing.assert_allclose(np.asarray(found.disp), np.asarray(expected.disp), rtol=0, atol=2 * spacing)
-    one, other = (np.asarray(to_integers(particles.momenta), float) for particles in (found, expected))
-    np.testing.assert_allclose(one, other, rtol=0, atol=1e-6 * np.abs(other).max())
 
 
 def test_programs_whose_memory_is_planned_are_those_that_run(

@@ -16,7 +16,6 @@ from pmwd_dist.cosmology.linear_power import sigma_R
 from pmwd_dist.parallel import autotune as tuner
 from pmwd_dist.parallel.backends.peer import Peer
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSettings, build, read_any, to_toml
-from pmwd_dist.run.settings.table import power_name
 from pmwd_dist.run.settings.template import template
 
 SIMS = Path(__file__).parents[2] / "sims"
@@ -246,13 +245,6 @@ def test_correction_of_the_force_is_for_its_particles(file: Path):
     (problem,) = problems(file, "force.correction=auto", "box.size=480", "time.steps=20")
     words = "none was trained for particles 30 Mpc/h apart, 1 cell a particle, 20 steps, 2LPT until a = 0.1"
     assert f'force.correction = "auto": {words}; the nearest one is for particles 4 Mpc/h ' in problem
-
-
-@pytest.mark.parametrize(("columns", "words"), [(2, ""), (4, ", columns 1 and 2 of 4")])
-def test_the_columns_that_are_read_are_named(file: Path, columns: int, words: str):
-    k, power = table(file.parent / "p.txt")
-    np.savetxt(file.parent / "p.txt", np.stack([k, power, 2 * power, 3 * power][:columns], 1))
-    assert power_name(read(file, ["cosmology.linear_power=p.txt"]).cosmology.linear_power).endswith(f"p.txt{words}")
 
 
 def test_table_can_be_normalised_to_sigma8(file: Path):

@@ -17,7 +17,6 @@ import numpy as np
 from pmwd_dist._jax.native import native_available
 from pmwd_dist._memory import size
 from pmwd_dist.run.settings import Settings, SimulationSetup
-from pmwd_dist.run.settings.table import power_name
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class Plan(ABC):
     @property
     def power_text(self) -> str:
         """Linear power spectrum."""
-        power = power_name(self.settings.cosmology.linear_power) + self.simulation.power_error
+        power = self.settings.cosmology.linear_power + self.simulation.power_error
         return f"linear P(k): {power}, sigma8 = {self.simulation.sigma8:.4g}"
 
     @property

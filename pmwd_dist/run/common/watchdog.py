@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 
 import jax
 
-from pmwd_dist._files import read_text
 from pmwd_dist._jax.program import calls
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.launcher import note
-from pmwd_dist.run.common.folder import LOG, Log, StartError
+from pmwd_dist.run.common.folder import Log, StartError
 from pmwd_dist.run.settings.section import duration_text
 
 PATIENCE = "PMWD_WATCHDOG"
@@ -48,7 +46,7 @@ def watchdog(folder: Path, log: Log, longer: float) -> Generator[None]:
 
 
 def _watch(ended: Event, state: Callable[[], tuple[int, str]], patience: float, factor: float, folder: Path) -> None:
-    before, quiet, longest, grace = state(), 0.0, _longest(folder), 0.0 if distributed.is_main() else _GRACE
+    before, quiet, longest, grace = state(), 0.0, 0.0, 0.0 if distributed.is_main() else _GRACE
     while not ended.wait(interval := min(1.0, patience / 10)):
         quiet += interval  # not by a clock: a suspended job is quiet, too
         if (now := state()) != before:
@@ -60,11 +58,3 @@ def _watch(ended: Event, state: Callable[[], tuple[int, str]], patience: float, 
                 f"`pmwd-dist resume {folder}`, and wait longer with {PATIENCE}=SECONDS in the environment"
             )
             distributed.abort(1)
-
-
-def _longest(folder: Path) -> float:
-    """The longest step or chunk of earlier starts [s]."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        events = map(json.loads, read_text(folder / LOG, own=True).splitlines())
-        return max((event["seconds"] for event in events if event["event"] in ("step", "chunk")), default=0.0)
-    return 0.0

@@ -25,7 +25,6 @@ from pmwd_dist.infer.constants import TRAJECTORIES
 from pmwd_dist.infer.likelihoods import data_warning, shown
 from pmwd_dist.infer.model import unlikely_cosmology
 from pmwd_dist.infer.tuning.schedule import block_length
-from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.observe.redshift_space import redshift_space
 from pmwd_dist.parallel.distributed import from_main
@@ -160,7 +159,7 @@ class InferencePlan(Plan):
                 remedy = ", or a smaller likelihood.k_max" if in_fourier else ""
                 warnings += [] if coarse is None else [coarse + remedy]
         warnings += self.simulation.cosmology_warnings()
-        warnings += _of_priors(self) + _of_view(self)
+        warnings += _of_priors(self)
         warnings += [text for output in self.settings.observe.outputs for text in output.warnings(self.simulation)]
         if sampler.chains == 1:
             warnings.append("sampler.chains = 1: R-hat of one chain finds less; use 2 or more")
@@ -268,19 +267,6 @@ def _of_priors(plan: InferencePlan) -> list[str]:
                     )
                 warnings += [f"priors.{name}: at {text}, within two deviations of its median, {x}" for x in problems]
     return warnings
-
-
-def _of_view(plan: InferencePlan) -> list[str]:
-    """Warning about a flat sky on which the box is repeated."""
-    forward: Any = plan.model.forward
-    if not isinstance(forward, infer.Convergence) or not isinstance(forward.cone, FlatSkyLightCone):
-        return []
-    box = math.degrees(min(forward.cone.sides) / forward.cone.edges[-1])
-    assert forward.field is not None
-    if forward.field <= box * (1 + 1e-6):
-        return []
-    constraint = f"the box fills {box:.3g} degrees at the farthest shell, and is repeated beyond"
-    return [f"observe.light_cone.field = {forward.field:g}: {constraint}; use a narrower field, or a larger box"]
 
 
 def make_model(settings: InferenceSettings, simulation: SimulationSetup, data: dict[str, np.ndarray]) -> infer.Model:

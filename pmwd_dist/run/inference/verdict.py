@@ -71,10 +71,9 @@ def make_verdict(
             for error in _write(plan.folder, tables, figures):
                 log.warn(f"a figure is missing: {message(error)}")
     lines = table_lines(rows, truth) + fit_lines(fit)
-    about = [f"{name} = {value:.3g}" for name, value in _cost(plan, chain).items()]
     reasons = find_reasons(plan, chain) + find_fit_reasons(found.fit)
     files = [*tables, *(name for name in figures if (plan.folder / name).exists())]
-    return Verdict([*lines, ", ".join(about)], reasons, files)
+    return Verdict(lines, reasons, files)
 
 
 def _check_rows(checks: Mapping[str, infer.Check]) -> Rows:
@@ -274,18 +273,6 @@ def find_fit_reasons(fit: dict[str, infer.Check]) -> list[str]:
         f"the model does not describe the data: {name}: {ratio}{check.z:+.1f} standard deviations, p = {check.p:.1e}, "
         f"the least of {len(fit)}; repeat with finer box.particles, or extend the model"
     ]
-
-
-def _cost(plan: InferencePlan, chain: infer.Chain) -> dict[str, float]:
-    errors = infer.energy_errors(chain.energy_change, plan.dimensions)
-    found = {"energy error a dimension": errors["variance"], "failed steps": float(chain.failures)}
-    if plan.settings.sampler.method != "mclmc":
-        found["accepted"] = float(np.mean(chain.acceptance_rate))
-    if chain.parameters:
-        if plan.settings.sampler.method == "mclmc":
-            found["largest discretisation bias [sd]"] = max(abs(shift) for shift, _ in chain.bias().values())
-        found["gradients per effective sample"] = infer.evaluations_per_ess(chain.parameters, chain.gradients)
-    return found
 
 
 def _slices(

@@ -45,15 +45,6 @@ def read_table(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return table[:, 0], table[:, 1]
 
 
-def power_name(file: str) -> str:
-    """Name of the linear power spectrum, with the columns that are read of a table with more."""
-    if file in TRANSFERS:
-        return file
-    line = _lines(read_text(Path(file)))[0]
-    count = len(line.split("," if "," in line else None))
-    return file + (f", columns 1 and 2 of {count}" if count > 2 else "")
-
-
 def _lines(text: str) -> list[str]:
     """The lines that hold data, without comments, with exponents as Python writes them."""
     lines = (_EXPONENT.sub("e", line.split("#", 1)[0]).strip() for line in text.splitlines())
