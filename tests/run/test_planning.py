@@ -86,7 +86,8 @@ def test_check_plans_for_other_devices(tmp_path: Path, capsys: pytest.CaptureFix
     check = ("check", tmp_path / "run.toml", "--device-memory", "60GB", "--devices")
     assert command(*check, 256) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[-7].split()[:2] == ["[16,", "16]"] and "need more" in out[-1]
+    rows = [line.split()[:2] for line in out[-9:]]
+    assert rows[0] == ["[16,", "16]"] and ["[256,", "1]"] in rows
     assert sum("GB" in line for line in out) > 4
     assert command(*check, 2) == 2
     (line,) = capsys.readouterr().err.splitlines()

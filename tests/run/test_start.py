@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from runs import Events, command, make, particles, resumed
 
+from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.control import Interrupted
 from pmwd_dist.run.common.folder import StartError
 from pmwd_dist.run.common.job import execute
@@ -42,7 +42,7 @@ def test_runs_go_on_from_initial_conditions(tmp_path: Path, capsys: pytest.Captu
         execute(runs[1], Events(stop_after=2, number=signal.SIGUSR1))
     execute(resumed(runs[1].folder), Events(), resume=True)
     for run in runs:
-        assert json.loads((run.folder / "run.json").read_text())["start"].startswith("sha256:")
+        assert manifest.identity(run.folder)["start.snapshot"].startswith("sha256:")
         for label in ("z1.000", "z0.000"):
             power = [np.loadtxt(x.folder / f"power_{label}.csv", delimiter=",", skiprows=2) for x in (first, run)]
             np.testing.assert_allclose(power[1], power[0], rtol=1e-5)

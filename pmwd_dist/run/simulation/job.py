@@ -124,14 +124,6 @@ class Progress:
 class SimulationJob(SimulationPlan, Job):
     """A simulation and its loop."""
 
-    def describe(self) -> dict[str, Any]:
-        """Fields of the log as JSON holds them."""
-        redshifts = sorted(self.outputs.values(), reverse=True)
-        own = {"snapshot": self.settings.output.snapshot, "expected_disk": self.expected_disk}
-        if self.simulation.start is not None:
-            own["start"] = self.simulation.start.digest
-        return super().describe() | {"redshifts": redshifts, **own}
-
     def find_checkpoint(self) -> Any:
         """The last checkpoint and its description; None if there is none. Collective."""
         return find_checkpoint(self)

@@ -27,8 +27,6 @@ from pmwd_dist.run.simulation.halo_width import MARGIN, halo_width
 MOST_DEVICES, WIDEST = 1 << 20, 1 << 16  # devices to plan for; sites along a side of a mesh
 _COHERENCE = 10.0  # side of a cube whose displacement is independent of others [Mpc/h]
 
-_MOST_ROWS = 6
-
 
 class Division(NamedTuple):
     """A division of a simulation over devices.
@@ -172,10 +170,7 @@ def planning_lines(simulation: SimulationSetup, count: int, memory: str) -> list
         f"devices     {devices}, displacements of up to {displacement:.0f} Mpc/h",
         f"            {'pdims':>12} {'halo':>5} {'run':>8} {'gradient':>9}",
     ]
-    lines += [_row(division, available) for division in found[:_MOST_ROWS]]
-    if len(found) > _MOST_ROWS:
-        lines.append(f"            and {len(found) - _MOST_ROWS} that need more")
-    return lines
+    return lines + [_row(division, available) for division in found]
 
 
 def _row(division: Division, available: float) -> str:
