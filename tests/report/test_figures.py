@@ -57,23 +57,15 @@ def draw_slab(folder: Path, slab: Arrays) -> Path:
 
 
 def test_spectrum_survives_its_file(tmp_path: Path):
+    """With names and units of its columns, and without bins that hold no mode."""
     for z in (0.0, 0.5, 2.0):
-        write_table(tmp_path / f"power_z{z:.3f}.csv", make_spectrum(z))
-    read = Power.read(tmp_path)
-    assert list(read) == [0.0, 0.5, 2.0]
-    for name, column in make_spectrum(0.5).columns.items():
-        np.testing.assert_allclose(read[0.5][name], column, rtol=1e-6)
-
-
-def test_spectrum_file_has_named_columns_with_units(tmp_path: Path):
-    write_table(tmp_path / "power_z0.000.csv", make_spectrum(0.0))
+        write_table(tmp_path / f"power_z{z:.3f}.csv", make_spectrum(z, empty=3 if z else None))
     first = (tmp_path / "power_z0.000.csv").read_text().splitlines()[0]
     assert first == "k [h/Mpc],power [(Mpc/h)^3],modes,linear power [(Mpc/h)^3],shot noise [(Mpc/h)^3]"
-
-
-def test_bins_without_modes_are_left_out(tmp_path: Path):
-    write_table(tmp_path / "power_z0.000.csv", make_spectrum(0.0, empty=3))
-    assert len(Power.read(tmp_path)[0.0]["k"]) == 19
+    read = Power.read(tmp_path)
+    assert [(z, len(table["k"])) for z, table in read.items()] == [(0.0, 20), (0.5, 19), (2.0, 19)]
+    for name, column in make_spectrum(0.5, empty=3).columns.items():
+        np.testing.assert_allclose(read[0.5][name], column, rtol=1e-6)
 
 
 def test_slab_survives_its_file(tmp_path: Path):
@@ -82,12 +74,6 @@ def test_slab_survives_its_file(tmp_path: Path):
     read = Slices.read(tmp_path / "density_z0.250.npz")
     np.testing.assert_array_equal(read["density"], slab["density"])
     assert (read["z"], read["sides"].tolist(), read["thickness"]) == (0.25, [32.0, 48.0], 8.0)
-
-
-@pytest.mark.parametrize("count", [1, 9])
-def test_spectra_are_drawn(tmp_path: Path, count: int):
-    path = draw_spectra(tmp_path, {z: make_spectrum(z) for z in range(count)})
-    assert min(mpl.image.imread(path).shape[:2]) > 800
 
 
 def test_limits_of_the_particles_are_drawn():
@@ -102,28 +88,28 @@ def test_limits_of_the_particles_are_drawn():
     assert not any("Nyquist" in line.get_label() for line in without.lines)
 
 
-def test_spectra_without_linear_theory_are_drawn(tmp_path: Path):
+def test_spectra_are_drawn(tmp_path: Path):
+    """One and many, without linear theory and far from it."""
     spectrum = make_spectrum(0.0)
+    draw_spectra(tmp_path, {0.0: spectrum})
     spectrum["linear power"][:] = np.nan
     draw_spectra(tmp_path, {0.0: spectrum})
     spectrum["linear power"][3:] = 1e5
-    draw_spectra(tmp_path, {0.0: spectrum})
+    path = draw_spectra(tmp_path, {0.0: spectrum} | {z: make_spectrum(z) for z in range(1, 9)})
+    assert min(mpl.image.imread(path).shape[:2]) > 800
 
 
-@pytest.mark.parametrize(("shape", "sides"), [((32, 8), (128.0, 32.0)), ((8, 16), (8.0, 64.0))])
-def test_slabs_are_drawn(tmp_path: Path, shape: tuple[int, int], sides: tuple[float, float]):
-    assert draw_slab(tmp_path, make_slab(1.0, shape, sides)).stat().st_size > 10_000
-
-
-@pytest.mark.parametrize("density", [np.ones((8, 8)), np.zeros((8, 8)), 1 + 1e-3 * np.eye(8)])
-def test_fields_with_little_to_see_are_drawn(tmp_path: Path, density: np.ndarray):
-    draw_slab(tmp_path, slab_of(9.0, density, (64.0, 64.0), 8.0))
-
-
-def test_redraw_draws_all_that_is_there(tmp_path: Path):
-    write_table(tmp_path / "power_z0.000.csv", make_spectrum(0.0))
-    write_arrays(tmp_path / "density_z0.000.npz", make_slab(), {})
-    assert [path.name for path in redraw(tmp_path)] == ["power.png", "density_z0.000.png"]
+@pytest.mark.parametrize(
+    "slab",
+    [
+        make_slab(1.0, (32, 8), (128.0, 32.0)),
+        make_slab(1.0, (8, 16), (8.0, 64.0)),
+        *(slab_of(9.0, x, (64.0, 64.0), 8.0) for x in (np.ones((8, 8)), np.zeros((8, 8)), 1 + 1e-3 * np.eye(8))),
+    ],
+)
+def test_slabs_are_drawn(tmp_path: Path, slab: Arrays):
+    """Also fields with little to see."""
+    assert draw_slab(tmp_path, slab).stat().st_size > 10_000
 
 
 def test_another_process_draws_what_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
