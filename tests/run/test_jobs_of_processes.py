@@ -195,16 +195,22 @@ command("run", "plain.toml", "--output", "ended", "--set", "output.checkpoint_ev
 """
 
 
-def start(processes: int, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in several processes."""
+def start(processes: int, folder: Path, *command: str, limit: int = 300) -> subprocess.CompletedProcess[str]:
+    """Run a command in several processes, for so many seconds at most."""
     mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if mpirun is None:
         pytest.skip("there is no mpirun")
     environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    environment |= {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "MPIEXEC_TIMEOUT": "300"}
-    environment |= {"XLA_FLAGS": problems.XLA_FLAGS, "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0"}
+    environment |= {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+    environment |= {
+        "XLA_FLAGS": problems.XLA_FLAGS,
+        "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",
+        "MPIEXEC_TIMEOUT": str(limit),
+    }
     run = [mpirun, "-n", str(processes), "--oversubscribe", "--bind-to", "none", sys.executable, *command]
-    return subprocess.run(run, cwd=folder, env=environment, capture_output=True, text=True, timeout=330, check=False)
+    return subprocess.run(
+        run, cwd=folder, env=environment, capture_output=True, text=True, timeout=limit + 30, check=False
+    )
 
 
 def codes_of(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
