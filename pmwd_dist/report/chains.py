@@ -52,8 +52,7 @@ CAPTIONS = {  # of the figures of an inference, in the order of its page
     ),
     "slices.png": Caption(
         "Initial conditions",
-        "A plane of the linear density at a = 1: mean and standard deviation of the draws, beside the data and "
-        "the truth of a mock where there are any.",
+        "A plane of the linear density at a = 1: mean and standard deviation of the draws, beside the truth of a mock.",
         "a mean that shows the large structures of the truth, smoothed where noise hides the small ones, and a "
         "smaller standard deviation where data were taken.",
     ),

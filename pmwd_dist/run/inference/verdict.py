@@ -30,7 +30,7 @@ from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.folder import CONFIG, Log
 from pmwd_dist.run.inference.inputs import key_of
 from pmwd_dist.run.inference.plan import DATA, InferencePlan
-from pmwd_dist.run.inference.predictive import Comparison, Images, compare, observed_cells, observed_plane, some_draws
+from pmwd_dist.run.inference.predictive import Comparison, Images, compare, observed_plane, some_draws
 from pmwd_dist.run.settings import InferenceSettings, read_as
 
 _FEWEST = 4  # draws of a chain, for R-hat
@@ -65,7 +65,7 @@ def make_verdict(
     rows, fit, prior = summarise(chain, truth), _check_rows(found.fit), _check_rows(found.prior)
     tables = {"summary.csv": rows, "prior.csv": prior} | ({"fit.csv": fit} if fit else {})
     figures = _chain_figures(chain, truth, plan.settings) | _comparison_figures(plan, found, place)
-    figures["slices.png"] = partial(_draw_slices, plan, place, *_slices(posterior, chain, data, truth))
+    figures["slices.png"] = partial(_draw_slices, plan, place, _slices(posterior, chain, data, truth))
     with raise_on_all_processes():
         if is_main():
             for error in _write(plan.folder, tables, figures):
@@ -118,10 +118,10 @@ def _draw_maps(plan: InferencePlan, place: str, images: Images) -> Any:
     return figure
 
 
-def _draw_slices(plan: InferencePlan, place: str, planes: Images, alike: tuple[int, ...]) -> Any:
-    of_data, linear = plan.model.likelihood.quantity, r"linear contrast $\delta$ at $a = 1$"
-    labels = [of_data if title == "data" else linear for title, _ in planes]
-    figure = plot.planes(planes, plan.simulation.config.box_size, quantity=labels, alike=alike)
+def _draw_slices(plan: InferencePlan, place: str, planes: Images) -> Any:
+    """Images of the linear density, whose standard deviation is last and has a colour scale of its own."""
+    linear, alike = r"linear contrast $\delta$ at $a = 1$", range(len(planes) - 1)
+    figure = plot.planes(planes, plan.simulation.config.box_size, quantity=linear, alike=alike)
     figure.suptitle(place or "plane at $z = 0$", fontsize=13)
     return figure
 
@@ -275,27 +275,22 @@ def find_fit_reasons(fit: dict[str, infer.Check]) -> list[str]:
     ]
 
 
-def _slices(
-    posterior: infer.Posterior, chain: infer.Chain, data: Arrays, truth: dict[str, float]
-) -> tuple[list[tuple[str, np.ndarray]], tuple[int, ...]]:
-    """Data on the mesh and the linear density, in the plane with most data, and the images that share a colour scale.
+def _slices(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, truth: dict[str, float]) -> Images:
+    """The linear density in the plane with most data: the truth of a mock, mean and standard deviation.
 
     The mean density is computed from the mean noise and parameters of all draws, the standard deviation from some.
     """
     model, means = posterior.model, {name: float(np.mean(x)) for name, x in chain.parameters.items()}
-    images, plane = list[tuple[str, np.ndarray]](), 0
-    if data["data"].shape == model.config.mesh_shape:
-        plane = observed_plane(posterior)
-        images = [("data", np.where(observed_cells(posterior), data["data"], np.nan)[:, :, plane])]
-    first, cells = len(images), model.config.mesh_shape[2]
-    at = partial(_linear_density, model, plane * model.config.particle_shape[2] // cells)
+    (cells, sites), images = (model.config.mesh_shape[2], model.config.particle_shape[2]), Images()
+    plane = observed_plane(posterior) if data["data"].shape == model.config.mesh_shape else 0
+    at = partial(_linear_density, model, plane * sites // cells)
     if "noise" in data:
         numbers = {name: truth.get(name, mean) for name, mean in means.items()}
         images.append(("initial density: truth", at(data["noise"], numbers)))
     images.append(("initial density: posterior mean", at(chain.noise_mean, means)))
     noise, drawn = some_draws(chain)
     planes = [at(x, {n: float(v[i]) for n, v in drawn.items()}) for i, x in enumerate(noise)]
-    return [*images, ("initial density: standard deviation", np.std(planes, axis=0))], tuple(range(first, len(images)))
+    return [*images, ("initial density: standard deviation", np.std(planes, axis=0))]
 
 
 def _linear_density(model: infer.Model, plane: int, noise: np.ndarray, numbers: dict[str, float]) -> np.ndarray:

@@ -78,7 +78,8 @@ def build(settings: Settings) -> SimulationSetup:
         cone = None if section is None else section.build(config, cosmo, settings.shell_assignment)
     except ArgumentError as error:
         raise SettingsError([_cone_problem(error)]) from error
-    kind, f_nl, seed = kind_of(settings), settings.cosmology.f_nl or None, settings.noise.seed
+    kind = NoiseKind(*(getattr(settings.noise, name) for name in NoiseKind._fields))
+    f_nl, seed = settings.cosmology.f_nl or None, settings.noise.seed
     return SimulationSetup(
         config, cosmo, settings.time.solver, power, seed, cone, kind, f_nl, start=start, potential_factor=correction
     )
@@ -88,11 +89,6 @@ def _start(settings: Settings, config: Config, cosmo: Cosmology) -> InitialCondi
     if not isinstance(settings, SimulationSettings) or (path := settings.start.snapshot) is None:
         return None
     return find_initial_conditions(Path(path), cosmo, config, check_motion=settings.start.check_motion)
-
-
-def kind_of(settings: Settings) -> NoiseKind:
-    """The options of the noise."""
-    return NoiseKind(*(getattr(settings.noise, name) for name in NoiseKind._fields))
 
 
 def correction_of(settings: Settings, config: Config) -> ForceCorrection | None:

@@ -77,7 +77,7 @@ class SimulationPlan(Plan):
         config = self.simulation.config
         if is_automatic(config):
             config = with_halo_of(linear_displacement(self.simulation), config)
-        return run_memory(self.simulation, self.times, config, self.results)
+        return run_memory(self.simulation, len(self.times), config, self.results)
 
     @property
     def expected_disk(self) -> int:
