@@ -18,7 +18,7 @@ from pmwd_dist.report.style import drawing_errors, save
 
 Drawing = Callable[[], Any]  # a function of report/ with its data, which returns a figure, also in another process
 Figures = Mapping[Path, Callable[[], Drawing]]  # functions that read data, by the paths of figures
-_SECONDS = 60  # longest time that `finish` waits for the process
+_SECONDS = 60  # longest time for a figure
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}  # for this program alone
 
 _executor: ProcessPoolExecutor | None = None
@@ -56,12 +56,11 @@ def draw(figures: Figures) -> None:
 def finish(figures: Figures) -> None:
     """Wait for the figures, and draw the ones that are missing."""
     global _executor
-    done, late = wait(_futures.values(), _SECONDS)
-    fine = {future for future in done if not future.cancelled() and future.exception() is None}
-    failed = {path for path, future in _futures.items() if future not in fine}
+    wait(_futures.values())
+    failed = {path for path, future in _futures.items() if future.cancelled() or future.exception() is not None}
     _futures.clear()
     if _executor is not None:
-        _executor.shutdown(wait=not late, cancel_futures=True)
+        _executor.shutdown(cancel_futures=True)
         _executor = None
     for path, read in figures.items():
         if path.absolute() in failed or not path.exists():
@@ -96,5 +95,9 @@ def _end_with_parent() -> None:
 
 
 def _draw(path: Path, figure: Drawing) -> None:
-    with drawing_errors(path):
-        save(figure(), path)
+    signal.alarm(_SECONDS)  # ends the process; `finish` draws the figures that are missing
+    try:
+        with drawing_errors(path):
+            save(figure(), path)
+    finally:
+        signal.alarm(0)
