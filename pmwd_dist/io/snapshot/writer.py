@@ -87,7 +87,7 @@ def save_snapshot(
 
 
 class Snapshot:
-    """A snapshot to write: its chunks come from the devices, and another thread may write them. Collective.
+    """A snapshot to write: its chunks come from the devices. Collective.
 
     Args and Raises as for `save_snapshot`.
     """
@@ -111,11 +111,6 @@ class Snapshot:
         """The file of this process."""
         files = self._part.files
         return path if files == 1 else path.with_name(f"{path.stem}.{jax.process_index()}{path.suffix}")
-
-    @property
-    def chunk_size(self) -> int:
-        """Size of the chunks of all arrays [bytes]."""
-        return self._layout.rows * self._kind.bytes_per_particle
 
     def chunks(self) -> Iterator[Chunk]:
         """Chunks on the host, in the order of the file."""
