@@ -36,6 +36,7 @@ for i in range(10):
 """
 
 SHORT = ["sampler.tuning_steps=40", "sampler.steps=12", "sampler.chunk=4", "time.lpt_order=1", "start.begin=prior"]
+LINEAR = ["box.mesh=8", "model.gravity=linear", "model.bias=eulerian", "model.line_of_sight=none"]
 FOUR_CHAINS = 'finish({"infer": command("infer", *sys.argv[1:], "--output", "run")})'
 STOPPED = """
 import time
@@ -57,11 +58,11 @@ def test_ten_tunings_of_two_processes_end(tmp_path: Path) -> None:
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.timeout(700)
-@pytest.mark.parametrize(("pdims", "mesh"), [((2, 1), 16), ((2, 2), 8)])
-def test_four_chains_of_processes_end(tmp_path: Path, pdims: tuple[int, int], mesh: int) -> None:
+@pytest.mark.parametrize(("pdims", "options"), [((2, 1), ["devices.halo=4"]), ((2, 2), LINEAR)])
+def test_four_chains_of_processes_end(tmp_path: Path, pdims: tuple[int, int], options: list[str]) -> None:
     """The field-level example; where one of two processes then stops, the watchdog ends the other."""
-    count, devices = math.prod(pdims), (f"devices.pdims={list(pdims)}", "devices.halo=4", f"box.mesh={mesh}")
-    sets = [x for key in (*devices, *SHORT) for x in ("--set", key)]
+    count = math.prod(pdims)
+    sets = [x for key in (f"devices.pdims={list(pdims)}", *options, *SHORT) for x in ("--set", key)]
     script = ONE_CORE + BEGIN + FOUR_CHAINS + STOPPED * (count == 2)
     done = start(count, tmp_path, "-c", script, str(EXAMPLE), *sets, limit=600)
     assert 'codes {"infer": 0}' in done.stdout, done.stderr
