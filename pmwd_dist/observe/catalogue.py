@@ -29,8 +29,10 @@ from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import check_on_host
 from pmwd_dist.pm import inputs
+from pmwd_dist.pm.noise import check_key
 from pmwd_dist.pm.particles import Particles
 
+_MOST_GALAXIES = 1e9
 _SAID, _MOST = 0.005, 0.02  # negative weights over the sum of all that are warned of, and refused
 
 
@@ -49,7 +51,7 @@ class Catalogue:
     about: dict[str, Any]
 
     def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
+        return len(next(iter(self.columns.values()), ()))
 
     def save(self, path: str | Path) -> None:
         """Write an HDF5 file with a data set for each column, whose attribute `unit` is its unit. Collective.
@@ -108,10 +110,13 @@ def galaxy_catalogue(
       >>> galaxies.save("galaxies.hdf5")
     """
     inputs.check_config(config)
-    check_on_host("galaxy_catalogue", (particles, cosmo, weights))
-    check_number(number_density, "number_density", 0, 1e6, unit="(h/Mpc)^3")
+    check_on_host("galaxy_catalogue", (particles, cosmo, weights, key, number_density))
+    check_key(key)
+    check_number(number_density, "number_density", 0, _MOST_GALAXIES / math.prod(config.box_size), unit="(h/Mpc)^3")
     at = float(config.a_stop if a is None else inputs.scale_factor(a))
     particles = inputs.checked_particles(particles, config, at)
+    if not all(jnp.isfinite(x).all() for x in (particles.disp, particles.vel)):
+        raise ArgumentError("particles", particles, "are not finite", "see the status of the run", show_value=False)
     moved = redshift_space(particles, cosmo, config, line_of_sight=line_of_sight, a=at)
     dtype = particles.disp.dtype
     weights = jnp.ones((), dtype) if weights is None else inputs.lattice_field(weights, config, "weights")
@@ -136,7 +141,7 @@ def galaxy_catalogue(
 def _check_negative(weights: Array) -> None:
     """Warn of negative weights, or raise ArgumentError."""
     particles, galaxies = map(float, negative_shares(weights))
-    if not math.isfinite(galaxies):
+    if not (math.isfinite(galaxies) and math.isfinite(total := float(jnp.sum(weights))) and total > 0):
         raise ArgumentError("weights", weights, "must be finite, with a sum above 0", show_value=False)
     text = (
         f"are negative for {100 * particles:.2g} % of the particles, which hold {100 * galaxies:.2g} % of the galaxies"

@@ -20,7 +20,8 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import atomic_write, read_text
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.cosmology.parameters import Cosmology
+from pmwd_dist.cosmology.parameters import Cosmology, parameters
+from pmwd_dist.pm.inputs import check_config
 
 # Centres of the splines, in k over the particles' Nyquist frequency and in sigma8. The first one in k makes f ~ k^3.
 _WAVES = 0.2 * np.arange(2, 11)
@@ -34,6 +35,7 @@ _NUMBERS: dict[str, tuple[float, float, tuple[int, ...], str]] = {
     "start": (1e-4, 3, (2,), ""),
     "coefficients": (-1e6, 1e6, (len(_WAVES), len(_AMPLITUDES)), ""),
 }
+_PARAMETERS = ("Omega_m", "sigma8", "w0")
 _LARGEST = 1_000_000  # bytes of a file
 _TRAINED = Path(__file__).parent / "force_corrections"
 
@@ -89,16 +91,19 @@ class ForceCorrection(eqx.Module):
             check_number(value, name, low, high, unit=unit, several=bool(shape), constant=name != "coefficients")
             if np.shape(value) != shape:
                 raise ArgumentError(name, np.shape(value), f"must have the shape {shape}")
+        ranges = _checked_ranges(cosmologies)
+        if steps is not None and steps[0] > steps[1]:
+            raise ArgumentError("steps", steps, "must be the smallest and the largest number")
         self.spacing, self.cells = float(spacing), cells
         self.steps = None if steps is None else (steps[0], steps[1])
         self.error = None if error is None else (error[0], error[1])
         self.start = None if start is None else (start[0], start[1])
-        self.cosmologies = tuple((name, low, high) for name, (low, high) in sorted((cosmologies or {}).items()))
+        self.cosmologies = ranges
         zeros = np.zeros(_NUMBERS["coefficients"][2])
         self.coefficients = jnp.asarray(zeros if coefficients is None else coefficients, float)
 
     @classmethod
-    def auto(cls, config: Config, cosmo: Cosmology | None = None) -> ForceCorrection:
+    def auto(cls, config: Config, cosmo: Cosmology | GrowthTable | None = None) -> ForceCorrection:
         """The correction of this package for a simulation.
 
         Args:
@@ -111,6 +116,7 @@ class ForceCorrection(eqx.Module):
         Warns:
           UserWarning: a parameter of the cosmology is outside of the training.
         """
+        check_config(config)
         trained = [cls.load(path) for path in sorted(_TRAINED.glob("*.json"))]
         nearest = min(trained, key=lambda correction: correction._distance(config))
         if nearest._distance(config) > 0:
@@ -140,15 +146,16 @@ class ForceCorrection(eqx.Module):
         if config.gradient != "finite-difference" or config.compensated:
             raise ArgumentError("correction", self, "is for finite differences without compensation", show_value=False)
 
-    def warnings(self, cosmo: Cosmology | None) -> list[str]:
+    def warnings(self, cosmo: Cosmology | GrowthTable | None) -> list[str]:
         """Parameters of a cosmology, of known value, that are outside of the training."""
-        if cosmo is None or isinstance(cosmo.sigma8, Tracer):
+        if cosmo is None:
             return []
+        cosmo = parameters(cosmo.cosmo if isinstance(cosmo, GrowthTable) else cosmo)
         values = {"Omega_m": cosmo.Omega_c + cosmo.Omega_b, "sigma8": cosmo.sigma8, "w0": cosmo.w0}
         return [
             f"{name} = {value:.3g} is outside of {low:g} to {high:g}, the training of the correction of the force"
             for name, low, high in self.cosmologies
-            if not low <= (value := float(np.asarray(values[name]))) <= high
+            if not isinstance(values[name], Tracer) and not low <= (value := float(np.asarray(values[name]))) <= high
         ]
 
     def _distance(self, config: Config) -> float:
@@ -193,6 +200,17 @@ class ForceCorrection(eqx.Module):
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass
         raise ArgumentError("correction", str(path), "is not a file of ForceCorrection.save")
+
+
+def _checked_ranges(cosmologies: Mapping[str, Sequence[float]] | None) -> tuple[tuple[str, float, float], ...]:
+    """Ranges of parameters in the order of their names."""
+    ranges: dict[str, Any] = dict(cosmologies or {})
+    for name, ends in ranges.items():
+        check_number(ends, f"cosmologies[{name!r}]", several=True)
+        if name not in _PARAMETERS or np.shape(ends) != (2,):
+            constraint = f"must be pairs of numbers for some of {', '.join(_PARAMETERS)}"
+            raise ArgumentError("cosmologies", ranges, constraint)
+    return tuple((name, ranges[name][0], ranges[name][1]) for name in sorted(ranges))
 
 
 def _of_axes(config: Config) -> list[tuple[float, float]]:

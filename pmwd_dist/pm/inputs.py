@@ -86,9 +86,7 @@ def checked_particles(particles: Any, config: Config, a: Any = None, name: str =
         raise ArgumentError("particles", particles, constraint, remedy, show_value=False)
     disp, vel = (vectors(getattr(particles, x), config, f"particles.{x}") for x in ("disp", "vel"))
     origin = particles.origin
-    if origin.box_size is not None and not np.allclose(origin.box_size, config.box_size, rtol=1e-5, atol=0):
-        constraint, remedy = f"is not the box of the config, {config.box_size}", "pass the config of these particles"
-        raise ArgumentError("particles.origin.box_size", origin.box_size, constraint, remedy)
+    particles.check_box(config)
     if origin.a is not None and is_number(a) and not math.isclose(origin.a, float(a), rel_tol=1e-4):
         remedy = f"pass particles of that time, or set it to {origin.a:.6g}"
         raise ArgumentError("particles.origin.a", origin.a, f"is not {name}={float(a):.6g}", remedy)

@@ -61,11 +61,17 @@ def white_noise(
     inputs.check_config(config)
     for name, value in {"nested": nested, "fixed": fixed, "paired": paired}.items():
         check_flag(value, name)
-    if not hasattr(key, "dtype") or not (jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.dtype == jnp.uint32):
-        raise ArgumentError("key", key, "must be a key", "for example jax.random.key(0)")
+    check_key(key)
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
         raise ArgumentError("dtype", dtype, "must be a type of real floating-point numbers")
     return _white_noise(key, config, jnp.dtype(dtype or jnp.result_type(float)), NoiseKind(nested, fixed, paired))
+
+
+def check_key(key: Any) -> None:
+    """Raise ArgumentError unless a value is one key of jax.random."""
+    typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not (typed and key.ndim == 0) and not (hasattr(key, "dtype") and key.dtype == jnp.uint32 and key.ndim == 1):
+        raise ArgumentError("key", key, "must be a key", "for example jax.random.key(0)")
 
 
 def noise_of(source: Array, config: Config, kind: NoiseKind) -> Array:

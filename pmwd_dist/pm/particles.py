@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config, Vector3
@@ -54,18 +55,39 @@ class Particles(eqx.Module):
         return Particles(self.disp, self.vel, origin=Origin(float(a) if is_number(a) else None, config.box_size))
 
     def positions(self, config: Config) -> Float[Array, "nx ny nz 3"]:
-        """Comoving positions in the box, from 0 to its sides, divided over devices like the particles [Mpc/h]."""
+        """Comoving positions in the box, from 0 to its sides, divided over devices like the particles [Mpc/h].
+
+        Raises:
+          ValueError: the config has another lattice or box.
+        """
+        if not isinstance(config, Config):
+            constraint = f"is a {type(config).__name__} and must be a Config"
+            raise ArgumentError("config", config, constraint, show_value=False)
+        if (expected := (*config.particle_shape, 3)) != self.disp.shape:
+            raise ArgumentError("particles.disp.shape", self.disp.shape, f"must be {expected}")
+        self.check_box(config)
         return _positions(self.disp, config)
+
+    def check_box(self, config: Config) -> None:
+        """Raise ArgumentError if these particles are made for another box."""
+        box = self.origin.box_size
+        if box is not None and not np.allclose(box, config.box_size, rtol=1e-5, atol=0):
+            constraint, remedy = (
+                f"is not the box of the config, {config.box_size}",
+                "pass the config of these particles",
+            )
+            raise ArgumentError("particles.origin.box_size", box, constraint, remedy)
 
     def velocities(self, a: Any = None) -> Float[Array, "nx ny nz 3"]:
         """Peculiar velocities a dx/dt [km/s] at a scale factor; default: the one that these particles are made for.
 
         Raises:
-          ValueError: the scale factor must be given, or is not that of the particles.
+          ValueError: the scale factor must be given, is none, or is not that of the particles.
         """
         at = self.origin.a if a is None else a
         if at is None:
             raise ArgumentError("a", a, "is not known for these particles", "pass their scale factor")
+        check_number(at, "a", 1e-4, 10)
         if is_number(at) and self.origin.a is not None and abs(float(at) / self.origin.a - 1) > 1e-4:
             raise ArgumentError("a", a, f"is not the scale factor of the particles, {self.origin.a:.6g}")
         return self.vel * (100 / jnp.asarray(at, self.vel.dtype))
@@ -95,7 +117,7 @@ def _positions(disp: Array, config: Config) -> Array:
     def block(disp: Array) -> Array:
         axes = [site_positions(config, axis, n, disp.dtype) for axis, n in enumerate(disp.shape[:3])]
         x = jnp.mod(jnp.stack(jnp.meshgrid(*axes, indexing="ij"), -1) + disp, box.reshape(1, 1, 1, 3))
-        return jnp.where(x < box.reshape(1, 1, 1, 3), x, 0).astype(disp.dtype)
+        return jnp.where(x >= box.reshape(1, 1, 1, 3), 0, x).astype(disp.dtype)
 
     return decomposition.shard_map(block, decomposition.spec, decomposition.spec)(disp)
 

@@ -55,6 +55,11 @@ def test_positions_and_velocities_of_particles(decomposition: pmd.Decomposition)
         particles.velocities(1.0)
     with pytest.raises(ValueError, match="pass their scale factor"):
         below_zero.velocities()
+    with pytest.raises(ValueError, match="a=nan must be a finite number"):
+        below_zero.velocities(np.nan)
+    with pytest.raises(ValueError, match="is not the box of the config"):
+        particles.positions(configure(decomposition, box_size=99.0))
+    assert jnp.isnan(pmd.Particles(particles.disp * jnp.nan, particles.vel).positions(config)).all()
 
 
 def test_numbers_follow_the_weights_on_every_division() -> None:
@@ -121,11 +126,18 @@ def test_negative_weights_and_bad_arguments() -> None:
         r"hold 3 % of the galaxies: P\(k\) would be too low; use a larger smoothing": {"weights": weights(0.03)},
         "weights must be finite, with a sum above 0": {"weights": np.full(SHAPE, np.nan)},
         r"weights.shape=\(2, 2, 2\) must be particle_shape": {"weights": np.ones((2, 2, 2))},
+        "weights must be finite, with a sum above 0.*": {
+            "weights": np.where(np.arange(4) == 1, np.inf, np.ones(SHAPE))
+        },
         "number_density=-1 must be a finite number from 0": {"density": -1},
+        "number_density=1000000.0 must be a finite number from 0 to 3": {"density": 1e6},
+        "key=3 must be a key": {"key": 3},
         r"particles.origin.a=0.5 is not a=1": {"a": 1.0},
     }
     for message, changes in refused.items():
         with pytest.raises(ValueError, match=message):
             catalogue(config, particles, **({"density": 1.0} | changes))
+    with pytest.raises(ValueError, match="particles are not finite"):
+        catalogue(config, pmd.Particles(particles.disp, particles.vel * jnp.nan), 1.0)
     with pytest.raises(ValueError, match="outside jit"):
         jax.jit(lambda p: catalogue(config, p, 1.0).columns)(particles)

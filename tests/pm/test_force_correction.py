@@ -74,7 +74,10 @@ def test_a_file_holds_every_bit_and_others_are_refused(tmp_path: Path) -> None:
         {"error": [True, 1]},
         {"error": 0.5},
         {"start": [0.1]},
+        {"steps": [30, 10]},
         {"cosmologies": {"sigma8": [1]}},
+        {"cosmologies": {"sigma8": [1, None]}},
+        {"cosmologies": {"x": [1, 2]}},
         {"cosmologies": [1]},
         {"spacing": None},
     ):
@@ -105,6 +108,9 @@ def test_the_package_has_corrections(spacing: float, cells: int) -> None:
             pmd.ForceCorrection.auto(other)
     with pytest.warns(UserWarning, match=r"sigma8 = 1.2 is outside of .* to .*, the training"):
         pmd.ForceCorrection.auto(config(), problems.cosmology(sigma8=1.2))
+    jax.jit(lambda x: pmd.ForceCorrection.auto(config(), pmd.growth_table(problems.cosmology(Omega_c=x))))(0.26)
+    with pytest.raises(ValueError, match=r"config is a \w+ and must be a pmwd_dist.Config"):
+        pmd.ForceCorrection.auto(problems.cosmology())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="is for finite differences"):
         pmd.ForceCorrection.auto(config(gradient="spectral"))
     flat = pmd.Config((8.0 * spacing, 8.0 * spacing, 4.0 * spacing), 8 * cells, 8, steps=20, lpt_order=3)
