@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,10 +92,13 @@ def _data(*given: Any, **options: Any) -> Change:
     return _hdf5(lambda group: group.create_dataset("data", *given, **options))
 
 
-def _bomb(group: Any) -> None:
-    data = group.create_dataset("data", SHAPE, "f8", chunks=(2, 6, 8), **hdf5plugin.Zstd())
-    for first in (0, 2):
-        data.id.write_direct_chunk((first, 0, 0), _BOMB)
+def _bomb(chunk: bytes, **options: Any) -> Change:
+    def write(group: Any) -> None:
+        data = group.create_dataset("data", SHAPE, "f8", chunks=(2, 6, 8), **options)
+        for first in (0, 2):
+            data.id.write_direct_chunk((first, 0, 0), chunk)
+
+    return _hdf5(write)
 
 
 _BOMB = numcodecs.Zstd().encode(bytes(1 << 26))  # 6 kB
@@ -141,7 +145,9 @@ MADE_UP: dict[str, dict[str, Change]] = {
         "references": _data(SHAPE, h5py.ref_dtype),
         "other shape": _data(data=np.zeros((4, 6, 9))),
         "no values": _data(SHAPE, "f8"),
-        "bomb": _hdf5(_bomb),
+        "bomb": _bomb(_BOMB, **hdf5plugin.Zstd()),
+        "gzip bomb": _bomb(zlib.compress(bytes(1 << 26)), compression="gzip"),
+        "other filters": _data(data=VALUES, chunks=(2, 6, 8), **hdf5plugin.Bitshuffle()),
         "large chunks": _data(SHAPE, "f8", maxshape=(None,) * 3, chunks=(400, 400, 400), compression=1),
         "1 TB": _data((10**6, 10**6), "f8", chunks=(1024, 1024)),
     },

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import stat
+import zlib
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,7 +27,8 @@ GROUP, DATASET = h5py.Group, h5py.Dataset  # kinds of members
 _CACHE = 1 << 24  # bytes of chunks of each array
 _MOST_CHUNK = 1 << 26  # bytes of a chunk that may be larger than its array
 _SIZE_PRESERVING = {h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
-_CODECS = {32001: "blosc", 32015: "zstd"}  # filters whose chunks begin with their unpacked size
+_COUNTED = {h5py.h5z.FILTER_NBIT, h5py.h5z.FILTER_SCALEOFFSET}  # their third parameter is the number of values
+_CODECS = {h5py.h5z.FILTER_DEFLATE: "zlib", h5py.h5z.FILTER_LZF: "lzf", 32001: "blosc", 32015: "zstd"}
 _MOST_VALUES = 64  # largest number of values of an attribute
 
 
@@ -128,12 +130,16 @@ def check_storage(data: Dataset, path: str) -> None:
     """Raise Malformed unless the file holds all values: h5py reads missing ones as zeros."""
     if data.is_virtual or data.external:
         raise Malformed(f"has {path} with its values in other files: pass those")
-    codes = _filters(data)
+    codes = [code for code, _ in _filters(data)]
     with suppress(ImportError):
         if not all(map(h5py.h5z.filter_avail, codes)):
             import hdf5plugin  # noqa: F401  # pyright: ignore[reportUnusedImport]
     if not all(map(h5py.h5z.filter_avail, codes)):
         raise Malformed(f"has {path} compressed by a filter that needs hdf5plugin; `pip install hdf5plugin` adds it")
+    others = [code for code in codes if code not in _SIZE_PRESERVING | _COUNTED]
+    counts = {values[2] for code, values in _filters(data) if code in _COUNTED}
+    if len(others) > 1 or {*others} - _CODECS.keys() or counts - {math.prod(data.chunks or ())}:
+        raise Malformed(f"has {path} with other filters than one of {', '.join(_CODECS.values())}")
     size = math.prod(data.shape) * data.dtype.itemsize
     if data.chunks is None:
         complete = data.id.get_storage_size() >= size
@@ -146,9 +152,10 @@ def check_storage(data: Dataset, path: str) -> None:
         raise Malformed(f"declares {path} of shape {data.shape}, but holds fewer values")
 
 
-def _filters(data: Dataset) -> list[int]:
+def _filters(data: Dataset) -> list[tuple[int, tuple[int, ...]]]:
+    """Codes and parameters of the filters."""
     properties = data.id.get_create_plist()
-    return [properties.get_filter(i)[0] for i in range(properties.get_nfilters())]
+    return [(code, values) for code, _, values, _ in map(properties.get_filter, range(properties.get_nfilters()))]
 
 
 def check_chunk(size: int, whole: int, path: str) -> None:
@@ -157,36 +164,41 @@ def check_chunk(size: int, whole: int, path: str) -> None:
         raise Malformed(f"has {path} in chunks of {size / 1e6:.0f} MB, much more than all its values")
 
 
-def check_stored(size: int, stored: int, codec: str, head: bytes, path: str) -> None:
-    """Raise Malformed if a compressed chunk of `size` bytes, `stored` in the file, unpacks to much more than that."""
-    if max(stored, unpacked_size(codec, head)) > 2 * size + (1 << 12):  # filters may widen the numbers
+def check_stored(size: int, chunk: bytes, codec: str, path: str) -> None:
+    """Raise Malformed if a chunk of `size` bytes, compressed by `codec`, unpacks to much more than that."""
+    most = 2 * size + (1 << 12)  # filters may widen the numbers
+    if max(len(chunk), unpacked_size(codec, chunk, most)) > most:
         raise Malformed(f"is damaged: a chunk of {path} unpacks to more than its {size} bytes")
 
 
-def unpacked_size(codec: str, head: bytes) -> int:
-    """Unpacked size of a chunk by its first 16 bytes, of a codec "zstd" or "blosc"; 0 where they don't say."""
+def unpacked_size(codec: str, chunk: bytes, most: int) -> int:
+    """Unpacked size of a chunk, or a number above `most` if it is larger; 0 where the codec bounds it."""
+    total = 0
+    while codec in ("gzip", "zlib") and len(chunk) > 8 and total <= most:  # parts of a file, and perhaps a checksum
+        inflate = zlib.decompressobj(47)
+        total += len(inflate.decompress(chunk, most + 1 - total))
+        chunk = inflate.unused_data
     if codec == "blosc":
-        return int.from_bytes(head[4:8], "little")
-    if codec != "zstd" or len(head) < 16 or head[:4] != b"\x28\xb5\x2f\xfd":
-        return 0
+        return int.from_bytes(chunk[4:8], "little")
+    if codec != "zstd" or len(chunk) < 16 or chunk[:4] != b"\x28\xb5\x2f\xfd":
+        return total
     # RFC 8878, 3.1.1.1: descriptor, window of one byte unless it is a single segment, dictionary, content size.
-    single, flag, place = head[4] >> 5 & 1, head[4] >> 6, 5 + (0, 1, 2, 4)[head[4] & 3]
+    single, flag, place = chunk[4] >> 5 & 1, chunk[4] >> 6, 5 + (0, 1, 2, 4)[chunk[4] & 3]
     place, length = place + 1 - single, (single, 2, 4, 8)[flag]
-    return int.from_bytes(head[place : place + length], "little") + 256 * (length == 2)
+    return int.from_bytes(chunk[place : place + length], "little") + 256 * (length == 2)
 
 
 def _check_chunks(data: Dataset, low: int, high: int) -> None:
     """Check the compressed chunks of these rows before HDF5 unpacks them."""
-    codes = _filters(data)
-    if set(codes) <= _SIZE_PRESERVING:
+    codecs = [(i, _CODECS[code]) for i, (code, _) in enumerate(_filters(data)) if code in _CODECS]
+    if not codecs:
         return
-    place, codec = next(((i, _CODECS[code]) for i, code in enumerate(codes) if code in _CODECS), (0, ""))
-    size, length = math.prod(data.chunks) * data.dtype.itemsize, data.chunks[0]
-    others = [range(0, n, c) for n, c in zip(data.shape[1:], data.chunks[1:], strict=True)]
-    for offset in itertools.product(range(low - low % length, min(high, data.shape[0]), length), *others):
-        skipped, head = data.id.read_direct_chunk(offset) if codec else (0, b"")
-        stored = data.id.get_chunk_info_by_coord(offset).size
-        check_stored(size, stored, "" if skipped >> place & 1 else codec, head[:16], path_of(data))
+    (place, codec), size = codecs[0], math.prod(data.chunks) * data.dtype.itemsize
+    starts = [range(0, n, c) for n, c in zip(data.shape, data.chunks, strict=True)]
+    starts[0] = range(low - low % data.chunks[0], min(high, data.shape[0]), data.chunks[0])
+    for offset in itertools.product(*starts):
+        skipped, chunk = data.id.read_direct_chunk(offset)
+        check_stored(size, chunk, "" if skipped >> place & 1 else codec, path_of(data))
 
 
 def rows(data: Dataset, low: int, high: int | None) -> np.ndarray:
