@@ -1,15 +1,19 @@
-"""Checks of numbers that users pass, which raise ArgumentError; traced values are not checked."""
+"""Checks of values that users pass, which raise ArgumentError; traced values are not checked."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
 from pmwd_dist._errors import ArgumentError
+
+_UNSEEN = 1.6e30  # HEALPix marks missing pixels by -1.6375e30
 
 
 def check_number(
@@ -21,11 +25,10 @@ def check_number(
     unit: str = "",
     remedy: str = "",
     several: bool = False,
-    constant: bool = False,
 ) -> None:
     """Raise ArgumentError unless a value is a finite number in a range, or several such numbers where they may be.
 
-    Arrays on a device are checked only as constants of a program, since that waits for them.
+    Of arrays on a device single numbers are checked alone, since that waits for them.
 
     Args:
       value: number; list or array of numbers.
@@ -35,30 +38,42 @@ def check_number(
       unit: unit of the range, such as "Mpc/h".
       remedy: advice, as in ArgumentError.
       several: whether the value may be a list or an array.
-      constant: whether the value becomes a constant of a program.
     """
-    leaves = jax.tree.leaves(value)
-    if not constant and any(isinstance(x, jax.Array) for x in leaves):
+    parts = value if isinstance(value, list | tuple) else [value]
+    if any(isinstance(x, Tracer) or (several and isinstance(x, jax.Array) and x.ndim) for x in parts):
         return
-    try:
-        values = np.asarray(None if any(isinstance(x, bool) for x in leaves) else value)
-    except ValueError:  # lists of several lengths
-        values = np.asarray(None)
-    counts = several or values.ndim == 0
+    values = _as_array(None if any(isinstance(x, bool) for x in parts) else value)
+    counts, is_object = several or values.ndim == 0, values.dtype.kind == "O"
     if counts and values.dtype.kind in "iuf" and bool(np.all(np.isfinite(values) & (values >= low) & (values <= high))):
         return
     ends = f" from {low:g} to {high:g}" if math.isfinite(high) else f", {low:g} or more" if math.isfinite(low) else ""
     constraint = f"must be {'a' if counts else 'one'} finite number{ends}" + (f" {unit}" if unit and ends else "")
-    raise ArgumentError(name, value, constraint, remedy, show_value=values.ndim == 0)
+    constraint = f"is a {type(value).__name__} and {constraint}" if is_object and value is not None else constraint
+    raise ArgumentError(name, value, constraint, remedy, show_value=values.ndim == 0 and "is a" not in constraint)
 
 
-def check_ascending(values: Any, name: str, least: float = 0.0) -> None:
-    """Raise ArgumentError unless a list holds finite numbers that ascend, from a least one on."""
-    if isinstance(values, Tracer):
-        return
-    x = np.asarray(values, float)
-    if not np.isfinite(x).all() or (x < least).any() or (np.diff(x) <= 0).any():
-        raise ArgumentError(name, x.tolist(), f"must be finite and ascend from {least:g} or more", "sort them")
+def check_ascending(values: Any, name: str, least: float = 0.0) -> tuple[float, ...]:
+    """Two or more finite numbers that ascend, from a least one on, as Python floats."""
+    x = _as_array(values)
+    if x.dtype.kind not in "iuf" or x.ndim != 1 or len(x) < 2 or not np.isfinite(x).all():
+        raise ArgumentError(name, x.tolist(), "must be two or more finite numbers that ascend")
+    if x[0] < least or (np.diff(x) <= 0).any():
+        start = f" from {least:g} or more" if math.isfinite(least) else ""
+        raise ArgumentError(name, x.tolist(), f"must ascend{start}", "sort them")
+    return tuple(x.astype(float).tolist())
+
+
+def check_choice(value: Any, name: str, choices: Sequence[Any]) -> None:
+    """Raise ArgumentError unless a value is one of some choices."""
+    if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
+        *others, last = map(repr, choices)
+        raise ArgumentError(name, value, f"must be {', '.join(others)} or {last}")
+
+
+def check_callable(value: Any, name: str, call: str) -> None:
+    """Raise ArgumentError unless a value is a function, such as `call`."""
+    if not callable(value):
+        raise ArgumentError(name, value, "must be a function", f"for example {call}", show_value=False)
 
 
 def check_shares(values: Any, name: str) -> None:
@@ -73,7 +88,25 @@ def check_shares(values: Any, name: str) -> None:
         raise ArgumentError(name, high, "must not exceed 1", "pass shares from 0 to 1: divide it by its maximum")
 
 
+def check_seen(values: Any, name: str, remedy: str, *, finite: bool = True) -> None:
+    """Raise ArgumentError for values that are the mark of missing pixels of HEALPix or, with `finite`, not finite."""
+    if isinstance(values, Tracer):
+        return
+    with jax.ensure_compile_time_eval():
+        missing = int(jnp.sum(~(jnp.abs(values) < _UNSEEN) if finite else values < -_UNSEEN))
+    if missing:
+        constraint = f"holds {missing} values that are {'not finite, or ' * finite}UNSEEN of HEALPix"
+        raise ArgumentError(name, values, constraint, remedy, show_value=False)
+
+
 def check_flag(value: Any, name: str) -> None:
     """Raise ArgumentError unless a value is true or false."""
     if not isinstance(value, bool | np.bool_):
         raise ArgumentError(name, value, "must be True or False")
+
+
+def _as_array(value: Any) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except ValueError:  # lists of several lengths
+        return np.asarray(None)

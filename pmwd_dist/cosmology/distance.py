@@ -10,12 +10,14 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from pmwd_dist._checks import check_number
 from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.program import jit
-from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to, parameters_of
-from pmwd_dist.cosmology.parameters import Cosmology, check_numbers
+from pmwd_dist.cosmology.growth import LAST, GrowthTable, growth_table_to, parameters_of
+from pmwd_dist.cosmology.parameters import Cosmology
 
 HUBBLE_DISTANCE = 2997.92458  # c / H0 [Mpc/h]
+_FIRST = 0.999e-3  # redshift 1000
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 _SERIES = [1 / math.factorial(2 * n + 1) for n in range(14)]
@@ -24,16 +26,17 @@ _SERIES = [1 / math.factorial(2 * n + 1) for n in range(14)]
 def comoving_distance(a: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
     """Comoving distance along the line of sight from scale factor a to a = 1 [Mpc/h]; negative beyond a = 1.
 
-    c / H0 int da / (a^2 E(a)), by Gauss-Legendre quadrature in the root of a, for a > 0.001. Differentiable in a and in
-    the parameters; the result has the shape of a.
+    c / H0 int da / (a^2 E(a)), by Gauss-Legendre quadrature in the root of a, for 0.001 <= a <= 2. Differentiable
+    in a and in the parameters; the result has the shape of a.
 
     Raises:
-      ValueError: the cosmology lacks a parameter, or has a component that is not modelled (`Cosmology`).
+      ValueError: the cosmology lacks a parameter, or has a component that is not modelled (`Cosmology`), or a scale
+        factor is out of this range; an array on a device, or traced, is not checked.
 
     Examples:
       >>> pmd.comoving_distance(0.5, jax_cosmo.Planck15())
     """
-    check_numbers(a, "a", "comoving_distance(a, cosmo)")
+    check_number(a, "a", _FIRST, LAST, remedy="call comoving_distance(a, cosmo)", several=True)
     return _comoving_distance(as_array(a, jnp.result_type(float, a)), growth_table_to(2, cosmo))
 
 

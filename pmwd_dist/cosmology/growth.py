@@ -13,6 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import rows
 from pmwd_dist._jax.arrays import as_array
@@ -20,12 +21,12 @@ from pmwd_dist._jax.derivatives import forward_derivatives
 from pmwd_dist._jax.program import jit
 from pmwd_dist.cosmology import collocation, neutrinos
 from pmwd_dist.cosmology.expansion import Background, background, expansion, meszaros_excess
-from pmwd_dist.cosmology.parameters import Cosmology, Parameters, check_numbers, parameters
+from pmwd_dist.cosmology.parameters import Cosmology, Parameters, parameters
 
 # Nodes of the tables in ln a, including a = 1.
 _STEP = 0.02
 _BELOW, _ABOVE = 460, 36
-LAST = 2.0  # largest scale factor of the tables
+FIRST, LAST = 1e-4, 2.0  # scale factors of the tables
 _NODES = _STEP * np.arange(-_BELOW, _ABOVE + 1)  # collocation.FIRST ... collocation.LAST
 
 
@@ -313,16 +314,8 @@ def _at_table_nodes(universe: Background, linear: Array, q: Array, p: Array) -> 
     return jnp.moveaxis(jnp.stack([U, V, W]) / (u[:, _BELOW, None] ** n)[None], -1, 0)
 
 
-def _check_tabulated(a: ArrayLike) -> None:
-    if not isinstance(a, jax.Array):
-        if np.max(a, initial=0) > LAST:
-            raise ArgumentError("a", a, f"lies beyond the growth tables, which end at a = {LAST:g}")
-        if np.min(a, initial=1) <= 0:
-            raise ArgumentError("a", a, "must be positive")
-
-
 def growth(a: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
-    """Linear growth factor D1(a), 1 at a = 1, for 0 < a <= 2; the result has the shape of a.
+    """Linear growth factor D1(a), 1 at a = 1, for 0.0001 <= a <= 2; the result has the shape of a.
 
     Raises:
       ValueError: a scale factor is out of this range; an array on a device, or traced, gives NaN there instead.
@@ -330,8 +323,7 @@ def growth(a: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
     Examples:
       >>> pmd.growth([0.5, 1.0], jax_cosmo.Planck15())
     """
-    check_numbers(a, "a", "growth(a, cosmo)")
-    _check_tabulated(a)
+    check_number(a, "a", FIRST, LAST, remedy="call growth(a, cosmo)", several=True)
     return growth_table_to(2, cosmo).D1(a)
 
 
@@ -344,7 +336,6 @@ def growth_rate(a: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
     Examples:
       >>> pmd.growth_rate([0.5, 1.0], jax_cosmo.Planck15())
     """
-    check_numbers(a, "a", "growth_rate(a, cosmo)")
-    _check_tabulated(a)
+    check_number(a, "a", FIRST, LAST, remedy="call growth_rate(a, cosmo)", several=True)
     factors = growth_table_to(2, cosmo).at(a)
     return factors.dD1 / factors.D1

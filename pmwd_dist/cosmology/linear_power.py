@@ -12,13 +12,14 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from pmwd_dist._checks import check_choice, check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.derivatives import forward_derivatives
 from pmwd_dist._jax.program import jit
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to, hermite, parameters_of
 from pmwd_dist.cosmology.neutrinos import LinearResponse
-from pmwd_dist.cosmology.parameters import Cosmology, Parameters, check_numbers
+from pmwd_dist.cosmology.parameters import Cosmology, Parameters
 from pmwd_dist.cosmology.transfer import N_TABLE, Transfer, boltzmann, check_transfer, eisenstein_hu
 
 # Nodes of integrals over P(k) [h/Mpc]; the integrand of sigma8 is negligible beyond them.
@@ -42,8 +43,8 @@ def linear_power(k: ArrayLike, cosmo: Cosmology | GrowthTable, transfer: str = D
         "eisenstein-hu", the fit of Eisenstein & Hu (1998) with baryon oscillations.
 
     Raises:
-      ValueError: the cosmology lacks a parameter, has a component that is not modelled (`Cosmology`), or is far from
-        the parameters of the transfer function.
+      ValueError: a wavenumber is negative, or the cosmology lacks a parameter, has a component that is not modelled
+        (`Cosmology`), or is far from the parameters of the transfer function.
 
     Warns:
       UserWarning: parameters for which the transfer function was not compared with CAMB.
@@ -52,7 +53,7 @@ def linear_power(k: ArrayLike, cosmo: Cosmology | GrowthTable, transfer: str = D
       >>> k = jnp.geomspace(1e-3, 10.0, 200)
       >>> power = pmd.linear_power(k, jax_cosmo.Planck15())
     """
-    check_numbers(k, "k", "linear_power(k, cosmo)")
+    check_number(k, "k", 0, remedy="call linear_power(k, cosmo)", several=True)
     values, transfer = parameters_of(cosmo), transfer_name(transfer, "transfer")
     check_transfer(transfer, values)
     response = None if values.m_nu is None else growth_table_to(2, cosmo).response
@@ -61,8 +62,7 @@ def linear_power(k: ArrayLike, cosmo: Cosmology | GrowthTable, transfer: str = D
 
 def transfer_name(name: Any, argument: str) -> str:
     """The name of a transfer function; ArgumentError if there is none of this name."""
-    if name not in TRANSFERS:
-        raise ArgumentError(argument, name, f"must be {' or '.join(map(repr, TRANSFERS))}")
+    check_choice(name, argument, tuple(TRANSFERS))
     return name
 
 

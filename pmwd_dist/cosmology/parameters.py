@@ -287,19 +287,6 @@ def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float | np.number | np.ndarray)
 
 
-def check_numbers(x: Any, name: str, call: str) -> None:
-    """Raise ValueError if a cosmology, its table or a config is where numbers belong.
-
-    Args:
-      x: argument.
-      name: name of the argument.
-      call: right call, for the message.
-    """
-    if isinstance(x, eqx.Module) or hasattr(x, "Omega_c") or hasattr(x, "box_size"):
-        constraint = f"is a {type(x).__name__} and must be one or more numbers"
-        raise ArgumentError(name, x, constraint, f"call {call}", show_value=False)
-
-
 def _check_other(name: str, value: Any, cosmo: Cosmology) -> None:
     """Raise ArgumentError unless an attribute agrees with `Parameters`."""
     if value is None or callable(value):

@@ -10,11 +10,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
 
-from pmwd_dist._checks import check_number
+from pmwd_dist._checks import check_ascending, check_callable, check_number, check_seen
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import jit
 from pmwd_dist.cosmology.distance import scale_factor_at, transverse_distance
@@ -25,10 +24,8 @@ from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.observe.lensing import Source, lensing_weights, source_distances
 from pmwd_dist.observe.power import mean
 from pmwd_dist.observe.resolution import LightCone, resolved_share
-from pmwd_dist.observe.shells import checked_edges
-from pmwd_dist.parallel.inputs import real
+from pmwd_dist.parallel.inputs import real, whole_number
 
-_UNSEEN = 1.6e30
 _SLABS = 200  # intervals of Limber's integral
 
 
@@ -69,27 +66,14 @@ def angular_power(field: Real[Array, ...], *, side: float | None = None, bins: i
       >>> spectrum.ell, spectrum.power
     """
     values = real(field, "field")
-    _check_complete(values)
+    check_seen(values, "field", "set them to 0, and divide C_l by the share of the sky that is seen")
     if values.ndim == 1:
         return _of_sphere(values, _nside(values))
     if values.ndim != 2 or values.shape[0] != values.shape[1] or len(values) < 4:
         raise ArgumentError("field.shape", values.shape, "must be a square of 4 x 4 rays or more")
-    check_number(side, "side", 1e-3, 90, unit="degrees", constant=True)
+    check_number(side, "side", 1e-3, 90, unit="degrees")
     assert side is not None
-    if bins < 1:
-        raise ArgumentError("bins", bins, "must be 1 or more")
-    return _angular_power(values, side=math.radians(side), bins=int(bins))
-
-
-def _check_complete(values: Array) -> None:
-    """Raise ValueError where values are not finite, or the mark of missing pixels of HEALPix, -1.6375e30."""
-    if isinstance(values, Tracer):
-        return
-    missing = int(np.sum(~(np.abs(np.asarray(values)) < _UNSEEN)))
-    if missing:
-        constraint = f"holds {missing} values that are not finite, or UNSEEN of HEALPix"
-        remedy = "set them to 0, and divide C_l by the share of the sky that is seen"
-        raise ArgumentError("field", values, constraint, remedy, show_value=False)
+    return _angular_power(values, side=math.radians(side), bins=whole_number(bins, "bins", least=1))
 
 
 def _nside(values: Array) -> int:
@@ -147,7 +131,8 @@ def limber_power(
       ValueError: a multipole is negative, or edges or sources are out of range, as in `lensing_weights`.
     """
     check_number(ell, "ell", 0, several=True)
-    table, (near, *_, last) = growth_table_to(2, cosmo), checked_edges(edges)
+    check_callable(power, "power", "lambda k: linear_power(k, cosmo)")
+    table, (near, *_, last) = growth_table_to(2, cosmo), check_ascending(edges, "edges")
     far = min(last, float(jnp.max(source_distances(source, table, near)[0])))
     slabs = np.linspace(near, far, _SLABS + 1)
     weights = lensing_weights(slabs.tolist(), table, source)

@@ -128,7 +128,7 @@ def checked_smoothing(smoothing: Any, bias: LagrangianBias) -> float:
                     "smoothing", None, constraint, "pass the radius of a Gaussian filter, such as 2.0 Mpc/h"
                 )
         return 0.0
-    check_number(smoothing, "smoothing", 1e-6, 1e6, unit="Mpc/h", remedy="or leave it out", constant=True)
+    check_number(smoothing, "smoothing", 1e-6, 1e6, unit="Mpc/h", remedy="or leave it out")
     return float(smoothing)
 
 

@@ -15,14 +15,14 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Real
 
-from pmwd_dist._checks import check_ascending
+from pmwd_dist._checks import check_ascending, check_callable, check_choice, check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.observe.power import Deconvolve, bin_sums, check_deconvolve, inverse_window, mean
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after
-from pmwd_dist.parallel.inputs import real, whole_number
+from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm import fourier, inputs
 
 Triangles = Literal["all", "isosceles", "equilateral"]
@@ -102,8 +102,7 @@ def bispectrum(
     """
     check_deconvolve(deconvolve)
     field = inputs.mesh_field(field, config)
-    if not isinstance(triangles, str) or triangles not in _KINDS:
-        raise ArgumentError("triangles", triangles, "must be 'all', 'isosceles' or 'equilateral'")
+    check_choice(triangles, "triangles", tuple(_KINDS))
     edges = bispectrum_edges(config) if edges is None else _checked_edges(edges, config)
     return _bispectrum(field, config, edges=edges, bins=_closed_bins(edges, triangles), deconvolve=deconvolve)
 
@@ -142,9 +141,11 @@ def tree_bispectrum(
       shells: indices of the shells of the three sides of each bin, as in `Bispectrum`.
 
     Raises:
-      ValueError: edges that don't ascend from 0 or more.
+      ValueError: edges that don't ascend from 0 or more, or shells beyond them.
     """
-    check_ascending(edges, "edges")
+    check_callable(power, "power", "lambda k: linear_power(k, cosmo)")
+    edges = check_ascending(edges, "edges")
+    check_number(shells, "shells", 0, len(edges) - 2, several=True)
     low, high = np.asarray(edges[:-1]), np.asarray(edges[1:])
     nodes = (low[:, None] + high[:, None]) / 2 + (high - low)[:, None] / 2 * _NODES
     powers = np.asarray(power(nodes.ravel()), float).reshape(nodes.shape)
@@ -171,15 +172,10 @@ def _largest(config: Config) -> float:
 
 
 def _checked_edges(edges: Any, config: Config) -> tuple[float, ...]:
-    with jax.ensure_compile_time_eval():
-        values, high = np.asarray(real(edges, "edges"), float), _largest(config)
-    if values.ndim != 1 or len(values) < 2 or not np.isfinite(values).all() or (np.diff(values) <= 0).any():
-        raise ArgumentError("edges", values.tolist(), "must be two or more wavenumbers that ascend")
+    values, high = check_ascending(edges, "edges"), _largest(config)
     if values[0] <= 0 or values[-1] > high * (1 + _BELOW):
         constraint = f"must lie between 0 and {high:.4g} h/Mpc, 2/3 of the Nyquist frequency"
-        raise ArgumentError(
-            "edges", values.tolist(), constraint, "beyond, triangles close by aliases: use a finer mesh"
-        )
+        raise ArgumentError("edges", values, constraint, "beyond, triangles close by aliases: use a finer mesh")
     return tuple(np.minimum(values, high).tolist())
 
 

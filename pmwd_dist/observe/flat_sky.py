@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
+from pmwd_dist._checks import check_choice
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.ops import vary, varying_names
 from pmwd_dist._jax.order import barrier
@@ -73,9 +74,7 @@ class FlatSkyLightCone(shells.ShellLightCone):
         shell_assignment: shells.Assignment = "nearest",
     ):
         super().__init__(config, edges, shell_assignment, line_of_sight=line_of_sight)
-        if not isinstance(line_of_sight, str) or line_of_sight not in ACROSS:
-            remedy = "use the axis that is nearest, or a SphericalLightCone"
-            raise ArgumentError("line_of_sight", line_of_sight, "must be 'x', 'y' or 'z'", remedy)
+        check_choice(line_of_sight, "line_of_sight", tuple(ACROSS))
         given = [config.mesh_shape[i] for i in self.across] if pixels is None else pixels
         several = tuple(given) if isinstance(given, Sequence) else (given, given)
         if len(several) != 2:

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from pmwd_dist._checks import check_ascending, check_number
+from pmwd_dist._checks import check_ascending, check_number, check_seen
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import rows
 from pmwd_dist._jax.ops import vary, varying_names
@@ -30,7 +30,7 @@ from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe import harmonics
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
-from pmwd_dist.observe.shells import POINTS, WEIGHTS, Shells, checked_edges, is_traced
+from pmwd_dist.observe.shells import POINTS, WEIGHTS, Shells, is_traced
 from pmwd_dist.observe.sphere import SphericalLightCone
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import real, whole_number
@@ -60,7 +60,7 @@ def lensing_weights(
         nearest shell, or numbers that are negative or all 0; traced values are not checked.
     """
     table = growth_table_to(2, cosmo)
-    own = shells.shells if isinstance(shells, LightCone) else Shells(checked_edges(shells), 1, "nearest")
+    own = shells.shells if isinstance(shells, LightCone) else Shells(check_ascending(shells, "edges"), 1, "nearest")
     distance, share = source_distances(source, table, own.edges[0])
     return _weights(distance, share, table, shells=own)
 
@@ -98,11 +98,12 @@ def _weights(distance: Array, share: Array, table: GrowthTable, *, shells: Shell
 
 def source_distances(source: Source, table: GrowthTable, nearest: float) -> tuple[Array, Array]:
     """Distances of the sources and their shares."""
-    if isinstance(source, tuple):
+    if isinstance(source, tuple) and len(source) == 2:
         z, number = (jnp.asarray(real(x, "source")) for x in source)
         if z.ndim != 1 or z.shape != number.shape or len(z) < 2:
             raise ArgumentError("source", z.shape, "must be redshifts and as many numbers", "pass (z, n)")
-        check_ascending(z, "source")
+        if not is_traced(z):
+            check_ascending(z, "source")
         shares = np.ones(1) if is_traced(number) else np.asarray(number)  # JAX would trace operations on constants
         if not (np.isfinite(shares).all() and shares.min() >= 0 and shares.max() > 0):
             constraint = "has numbers per redshift that are not finite, negative, or all 0"
@@ -212,6 +213,7 @@ def convergence(
         raise ArgumentError(
             "mass.shape", mass.shape, f"must be {expected}", "pass the masses that this light cone has accumulated"
         )
+    check_seen(mass, "mass", "set them to the mean of their shell", finite=False)
     weights = _weights_of(cone, growth_table_to(2, cosmo), source, mass.dtype)
     return jnp.sum(weights[:, None] * cone.overdensity(mass), axis=0)
 
@@ -280,7 +282,7 @@ def _rays(
     pixels = whole_number(pixels, "pixels", least=1)
     for axis, parts in enumerate(decomposition.pdims):
         decomposition.check_axis((pixels, pixels, 1), axis, parts, "pixels")
-    check_number(field, "field", 1e-3, 90, unit="degrees", remedy="the sky is flat here", constant=True)
+    check_number(field, "field", 1e-3, 90, unit="degrees", remedy="the sky is flat here")
     offsets = jnp.zeros((count, 2)) if offsets is None else real(offsets, "offsets")
     if mass.shape != (count, *cone.pixels) or offsets.shape != (count, 2):
         constraint = f"must be {(count, *cone.pixels)}, and of offsets {(count, 2)}"

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
 
+from pmwd_dist._checks import check_callable, check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.ops import vary
 from pmwd_dist._jax.program import jit
@@ -92,8 +93,8 @@ def power_multipoles(
 
 
 def _checked_poles(poles: Sequence[int]) -> tuple[int, ...]:
-    if not poles or any(order not in (0, 2, 4) for order in poles):
-        raise ArgumentError("poles", tuple(poles), "must be orders 0, 2 and 4, or some of them")
+    if not isinstance(poles, Sequence) or not poles or any(order not in (0, 2, 4) for order in poles):
+        raise ArgumentError("poles", poles, "must be orders 0, 2 and 4, or some of them")
     return tuple(poles)
 
 
@@ -143,6 +144,9 @@ def kaiser_multipoles(
       >>> theory = observe.kaiser_multipoles(lambda k: pmd.linear_power(k, cosmo), cosmo, config, bias=1.9)
     """
     inputs.check_config(config)
+    check_callable(power, "power", "lambda k: linear_power(k, cosmo)")
+    if not callable(bias):
+        check_number(bias, "bias")
     k, at = mesh_nodes(config), inputs.scale_factor(config.a_stop if a is None else a)
     growth, rate = growth_table_to(config.lpt_order, cosmo).linear(k, at)
     b = bias(jnp.asarray(k)) if callable(bias) else bias

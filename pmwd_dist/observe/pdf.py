@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Real
 
-from pmwd_dist._errors import ArgumentError
+from pmwd_dist._checks import check_ascending
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
@@ -52,10 +53,8 @@ def one_point_pdf(field: Real[Array, "nx ny nz"], config: Config, values: Any) -
     Examples:
       >>> found = observe.one_point_pdf(density, config, np.geomspace(0.1, 30, 40))
     """
-    nodes = np.asarray(values, float)
-    if nodes.ndim != 1 or len(nodes) < 2 or not (np.diff(nodes) > 0).all() or not np.isfinite(nodes).all():
-        raise ArgumentError("values", nodes.tolist(), "must be two or more numbers that ascend", "sort them")
-    return _one_point_pdf(inputs.mesh_field(field, config), config, nodes=tuple(nodes.tolist()))
+    nodes = check_ascending(values, "values", -math.inf)
+    return _one_point_pdf(inputs.mesh_field(field, config), config, nodes=nodes)
 
 
 @partial(jit, static_argnames=("config", "nodes"))

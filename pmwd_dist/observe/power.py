@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Real
 
-from pmwd_dist._errors import ArgumentError
+from pmwd_dist._checks import check_choice
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
@@ -82,8 +82,7 @@ def mean(total: Float[Array, "*rows bins"], count: Float[Array, " bins"]) -> Arr
 
 def check_deconvolve(deconvolve: Any) -> None:
     """Raise ValueError unless this is a value of `deconvolve` of `power_spectrum`."""
-    if deconvolve not in (True, False, "shot-noise"):
-        raise ArgumentError("deconvolve", deconvolve, 'must be True, False or "shot-noise"')
+    check_choice(deconvolve, "deconvolve", (True, False, "shot-noise"))
 
 
 def normalisation(config: Config) -> float:

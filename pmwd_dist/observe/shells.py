@@ -15,6 +15,7 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
+from pmwd_dist._checks import check_ascending, check_choice
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.distance import comoving_distance
@@ -30,16 +31,6 @@ POINTS, WEIGHTS = np.polynomial.legendre.leggauss(8)  # quadrature over a piece
 MARGIN = 100.0  # bound of displacements in a LCDM universe [Mpc/h]
 _MOST_IMAGES = 20_000
 _SLACK = 1e-4  # relative tolerance of distances in single precision
-
-
-def checked_edges(edges: Any) -> tuple[float, ...]:
-    """Edges of shells as Python floats."""
-    values = np.asarray(real(edges, "edges"), float)
-    if values.ndim != 1 or len(values) < 2 or not np.isfinite(values).all():
-        raise ArgumentError("edges", edges, "must be two or more comoving distances", "for example [500, 1000, 1500]")
-    if values[0] < 0 or (np.diff(values) <= 0).any():
-        raise ArgumentError("edges", values.tolist(), "must ascend from 0 or more", "sort them")
-    return tuple(values.tolist())
 
 
 def checked_observer(observer: Any, box: Sequence[float]) -> tuple[float, ...]:
@@ -165,9 +156,8 @@ class ShellLightCone(Accumulator):
 
     def __init__(self, config: Config, edges: Any, shell_assignment: Any, **fields: Any):
         check_config(config)
-        if shell_assignment not in get_args(Assignment):
-            raise ArgumentError("shell_assignment", shell_assignment, 'must be "linear" or "nearest"')
-        fields |= {"config": config, "edges": checked_edges(edges), "shell_assignment": shell_assignment}
+        check_choice(shell_assignment, "shell_assignment", get_args(Assignment))
+        fields |= {"config": config, "edges": check_ascending(edges, "edges"), "shell_assignment": shell_assignment}
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 

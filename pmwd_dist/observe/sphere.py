@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
+from pmwd_dist._checks import check_choice
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.order import barrier
 from pmwd_dist._jax.select import batch_any
@@ -78,8 +79,7 @@ class SphericalLightCone(shells.ShellLightCone):
         if pixel_count(nside) % size:
             constraint = f"has {pixel_count(nside)} pixels, which {size} devices do not divide"
             raise ArgumentError("nside", nside, constraint, f"use a multiple of {size // math.gcd(size, 12)}")
-        if assignment not in get_args(Assignment):
-            raise ArgumentError("assignment", assignment, 'must be "bilinear" or "nearest"')
+        check_choice(assignment, "assignment", get_args(Assignment))
         centre = [length / 2 for length in config.box_size] if observer is None else observer
         object.__setattr__(self, "nside", nside)
         object.__setattr__(self, "observer", shells.checked_observer(centre, config.box_size))

@@ -303,15 +303,31 @@ def test_cosmologies_of_jax_cosmo_work_as_they_come(make: Any) -> None:
         pmd.linear_power(0.1, jax_cosmo.Planck15(gamma=0.55))
 
 
-def test_growth_ends_with_its_tables() -> None:
-    """Where the tables end, it is not extrapolated: an error, or NaN where values are not looked at."""
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda c: pmd.growth(3.0, c), r"a=3\.0 must be a finite number from 0.0001 to 2; call growth\(a, cosmo\)"),
+        (lambda c: pmd.growth_rate(np.array([0.5, 2.5]), c), "a must be a finite number from 0.0001 to 2"),
+        (lambda c: pmd.growth(0, c), "a=0 must be"),
+        (lambda c: pmd.growth(np.nan, c), "a=nan must be"),
+        (lambda c: pmd.growth("x", c), "a='x' must be"),
+        (lambda c: pmd.growth(jnp.float32(-1), c), "a=Array.* must be"),
+        (lambda c: pmd.growth(c, 0.5), r"a is a SimpleNamespace and must be .*; call growth\(a, cosmo\)"),
+        (lambda c: pmd.growth(pmd.growth_table(c), c), "a is a GrowthTable and must be"),
+        (lambda c: pmd.comoving_distance(-1, c), "a=-1 must be a finite number from 0.000999 to 2"),
+        (lambda c: pmd.comoving_distance([0.5, 1e-9], c), "a must be a finite number from 0.000999 to 2"),
+        (lambda c: pmd.linear_power([0.1, -0.1], c), "k must be a finite number, 0 or more"),
+        (lambda c: pmd.linear_power(1j, c), "k=1j must be a finite number, 0 or more"),
+        (lambda c: pmd.linear_power(0.1, c, "camb"), "transfer='camb' must be 'boltzmann' or 'eisenstein-hu'"),
+    ],
+)
+def test_bad_arguments_are_refused(call: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        call(problems.cosmology())
+
+
+def test_growth_is_not_a_number_beyond_its_tables_where_values_are_traced() -> None:
     for function in (pmd.growth, pmd.growth_rate):
         assert np.isfinite(function(2.0, problems.cosmology()))
-        with pytest.raises(ValueError, match=r"a=3\.0 lies beyond the growth tables, which end at a = 2"):
-            function(3.0, problems.cosmology())
-        with pytest.raises(ValueError, match="beyond the growth tables"):
-            function(np.array([0.5, 2.5]), problems.cosmology())
-        with pytest.raises(ValueError, match=r"a=0 must be positive"):
-            function(0, problems.cosmology())
         values = jax.jit(lambda a, function=function: function(a, problems.cosmology()))(jnp.array([1.0, 3.0]))
         assert np.isnan(values).tolist() == [False, True]

@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import problems
 import pytest
 
 import pmwd_dist as pmd
@@ -85,6 +86,13 @@ def test_maps_with_missing_pixels_are_refused(mark: float) -> None:
         field.flat[5] = mark
         with pytest.raises(ValueError, match=r"field holds 1 values that are .* UNSEEN of HEALPix; set them to 0"):
             pmd.observe.angular_power(jnp.asarray(field), side=side)
+
+
+def test_masses_with_missing_pixels_are_refused(single: pmd.Decomposition) -> None:
+    cone = pmd.observe.SphericalLightCone(pmd.Config(100.0, 8, decomposition=single), (0.0, 50.0), 1)
+    mass = np.full((1, 12), -1.6375e30)
+    with pytest.raises(ValueError, match="mass holds 12 values that are UNSEEN of HEALPix; set them to the mean of"):
+        pmd.observe.convergence(mass, problems.cosmology(), cone, source=0.5)
 
 
 def test_theory_of_a_map_has_the_window_of_its_pixels(single: pmd.Decomposition) -> None:

@@ -192,11 +192,18 @@ def test_interlaced_shot_noise_is_nearer_to_white(single: pmd.Decomposition) -> 
     ("call", "message"),
     [
         (lambda f, c: pmd.observe.power_multipoles(f, c, poles=(1,)), r"poles=\(1,\) must be orders 0, 2 and 4"),
+        (lambda f, c: pmd.observe.power_multipoles(f, c, poles=0), "poles=0 must be orders 0, 2 and 4"),
+        (lambda f, c: pmd.observe.kaiser_multipoles((f, f), problems.cosmology(), c), "power must be a function"),
+        (
+            lambda f, c: pmd.observe.kaiser_multipoles(np.ones_like, problems.cosmology(), c, bias="x"),
+            "bias='x' must be a finite number",
+        ),
+        (lambda f, c: pmd.observe.smoothed(f, c, jax.numpy.float32(-1)), "radius=.* must be a finite number from 0"),
         (lambda f, c: pmd.observe.power_multipoles(f, c, line_of_sight="w"), "line_of_sight='w' must be"),
         (lambda f, c: pmd.observe.power_multipoles(f, c, poles=(0,)).pole(2), r"order=2 is not one of poles=\(0,\)"),
         (lambda f, c: pmd.observe.cross_power(f[:, :, 1:], f[:, :, 1:], c), "field.shape"),
         (lambda f, c: pmd.observe.cross_power(f, f, c, deconvolve=(True, 2)), "deconvolve=2 must be"),
-        (lambda f, c: pmd.observe.one_point_pdf(f, c, [1.0, 0.0]), "must be two or more numbers that ascend"),
+        (lambda f, c: pmd.observe.one_point_pdf(f, c, [1.0, 0.0]), r"values=\[1.0, 0.0\] must ascend"),
     ],
 )
 def test_bad_arguments_are_refused(call: Any, message: str, single: pmd.Decomposition) -> None:

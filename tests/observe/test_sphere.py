@@ -163,8 +163,8 @@ def test_lensing_on_the_sphere_weighs_the_shells() -> None:
         ({"observer": (1.0, 2.0, 61.0)}, r"observer=\[1.0, 2.0, 61.0\] must lie in the box of 40 x 40 x 60 Mpc/h"),
         ({"observer": (1.0, 2.0)}, "must lie in the box"),
         ({"edges": (0.0, 5000.0)}, r"take \d+ repetitions of a box of 40 x 40 x 60 Mpc/h, more than 20000"),
-        ({"assignment": "cubic"}, 'must be "bilinear" or "nearest"'),
-        ({"shell_assignment": "cubic"}, 'shell_assignment=\'cubic\' must be "linear" or "nearest"'),
+        ({"assignment": "cubic"}, "must be 'bilinear' or 'nearest'"),
+        ({"shell_assignment": "cubic"}, "shell_assignment='cubic' must be 'linear' or 'nearest'"),
         ({"nside": 0}, "nside=0 must be a whole number, 1 or more"),
     ],
 )

@@ -134,10 +134,12 @@ def test_limber_power_is_the_integral():
         ({"source": -1.0}, r"source=\[-1.0\] must be redshifts from 0 to 1000"),
         ({"source": np.inf}, "must be redshifts from 0 to 1000"),
         ({"edges": (500.0, 100.0)}, r"edges=\[500.0, 100.0\] must ascend from 0 or more"),
-        ({"edges": (0.0, np.nan)}, "edges=.* must be two or more comoving distances"),
+        ({"edges": (0.0, np.nan)}, "edges=.* must be two or more finite numbers that ascend"),
+        ({"power": ([0.1], [1.0])}, "power must be a function; for example lambda k: linear_power"),
+        ({"source": (0.1, 0.2, 0.3)}, r"source=\(3,\) must be one redshift; pass \(z, n\)"),
     ],
 )
 def test_bad_arguments_of_theory_are_refused(changes: dict[str, Any], message: str) -> None:
-    arguments: dict[str, Any] = {"ell": 100.0, "edges": (0.0, 2000.0), "source": 0.7} | changes
+    arguments: dict[str, Any] = {"ell": 100.0, "power": power, "edges": (0.0, 2000.0), "source": 0.7} | changes
     with pytest.raises(ValueError, match=message):
-        pmd.observe.limber_power(power=power, cosmo=EinsteinDeSitter, **arguments)
+        pmd.observe.limber_power(cosmo=EinsteinDeSitter, **arguments)

@@ -114,7 +114,7 @@ class Cosmology(Section):
         [[0.3, -0.8], [0.6, -0.95], [1.0, -1.0]],
     )
     A_s: float | None = about(
-        "amplitude of the primordial power at k = 0.05/Mpc, in place of sigma8", None, 2.1e-9, gt=0, lt=1e-6
+        "amplitude of the primordial power at k = 0.05/Mpc, in place of sigma8", None, 2.1e-9, gt=0, lt=1e-7
     )
     n_eff: float | None = about(
         "effective number of neutrino species: adds photons and neutrinos; default: no radiation, or 3.044 with m_nu",
