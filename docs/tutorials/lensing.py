@@ -5,6 +5,8 @@
 # From it follow the convergence and the shear of the images of galaxies.
 
 # %%
+from functools import partial
+
 import jax
 import jax_cosmo
 import matplotlib.pyplot as plt
@@ -91,12 +93,13 @@ pmd.plot.convergence(kappa, shear=gamma, field=FIELD)
 
 # %%
 found = pmd.observe.angular_power(kappa, side=FIELD, bins=12)
-theory = pmd.observe.limber_power(found.ell, lambda k: pmd.linear_power(k, cosmo), cosmo, edges, SOURCE)
+linear = partial(pmd.linear_power, cosmo=cosmo)
+theory = pmd.observe.limber_power(found.ell, linear, cosmo, edges, SOURCE, cone=cone)
 pmd.plot.angular_power([found], [theory], labels=[f"sources at z = {SOURCE}"])
 
 # %% [markdown]
-# The map lies above linear theory where structures are nonlinear, until the cells of 4 Mpc/h smooth it. Six degrees
-# hold few long modes, which scatter.
+# With `cone`, theory has the window of the cells and the waves that the particles hold. The map lies above it where
+# structures are nonlinear. Six degrees hold few long modes, which scatter.
 #
 # The map is differentiable by the noise and the cosmology, like everything else:
 

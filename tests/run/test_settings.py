@@ -145,7 +145,7 @@ def test_override_takes_the_type_of_its_key(file: Path):
         ("output.checkpoint_every=1.5", ["output.checkpoint_every = 1.5", "whole number of steps"]),
         ("box.sise=3", ["box.sise = 3", "did you mean box.size?"]),
         ("cosmology.Omega_c=0.26", ["unknown key; use omega_m, of cold matter and baryons, and omega_b, each per"]),
-        ("cosmology.A_s=2.1", ["cosmology.A_s = 2.1", "less than 1e-06", "2.1e-09"]),
+        ("cosmology.A_s=2.1", ["cosmology.A_s = 2.1", "less than 1e-07", "2.1e-09"]),
         ("box.omega_m=0.3", ["box.omega_m", "did you mean cosmology.omega_m?"]),
         ("box.ngrid=8", ["box.ngrid", "[box] has size, mesh, particles"]),
         ("time.nsteps=8", ["time.nsteps", "did you mean time.steps?"]),
