@@ -114,23 +114,6 @@ class GrowthTable(eqx.Module):
         """dD2 / d ln a."""
         return self.at(a).dD2
 
-    def D3(self, a: ArrayLike) -> Array:
-        """Third-order growth factors D3a and D3b, along a leading axis."""
-        self.check_third_order()
-        return self.at(a).D3
-
-    def dD3(self, a: ArrayLike) -> Array:
-        """d/d ln a of the third-order growth factors, along a leading axis."""
-        self.check_third_order()
-        return self.at(a).dD3
-
-    def check_third_order(self) -> None:
-        """Raise ValueError if the table ends at the second order."""
-        if self.order < 3:
-            constraint = "ends at the second order, as made for a configuration with lpt_order=2"
-            remedy = "pass growth_table(cosmo) in place of cosmo, or use lpt_order=3"
-            raise ArgumentError("table", self, constraint, remedy, show_value=False)
-
     @property
     def since_matter_era(self) -> Array:
         """D1 / a in the matter era, radiation apart, where D1 = 1 today."""
@@ -232,8 +215,10 @@ def growth_table_to(order: int, cosmo: Cosmology | GrowthTable) -> GrowthTable:
     """
     if not isinstance(cosmo, GrowthTable):
         return _tabulate(parameters(cosmo), order=max(order, 2))
-    if order > 2:
-        cosmo.check_third_order()
+    if cosmo.order < order:
+        constraint = "ends at the second order, as made for a configuration with lpt_order=2"
+        remedy = "pass growth_table(cosmo) in place of cosmo, or use lpt_order=3"
+        raise ArgumentError("table", cosmo, constraint, remedy, show_value=False)
     return cosmo
 
 

@@ -35,7 +35,7 @@ def test_growth_matches_scipy(name: str) -> None:
     for quantity, values in expected.items():
         # Cubic interpolation over 0.02 in ln a, of D / a^n and its slope; the slope of third order changes fastest.
         rtol = 1e-7 if quantity == "dD3" else 3e-8
-        np.testing.assert_allclose(getattr(table, quantity)(A), values, rtol=rtol, err_msg=quantity)
+        np.testing.assert_allclose(getattr(table.at(A), quantity), values, rtol=rtol, err_msg=quantity)
     np.testing.assert_allclose(table.E(A), problems.expansion(cosmo, A), rtol=1e-14)
     np.testing.assert_allclose(pmd.growth(A, cosmo), expected["D1"], rtol=3e-8)
     np.testing.assert_allclose(pmd.growth_rate(A, cosmo), expected["dD1"] / expected["D1"], rtol=3e-8)
@@ -47,16 +47,17 @@ def test_growth_in_an_einstein_de_sitter_universe() -> None:
     table = pmd.growth_table(problems.einstein_de_sitter())
     a = np.geomspace(1e-3, 2, 77)
     D3 = np.array([-1 / 3, 10 / 21])[:, None] * a**3
-    expected = {"D1": a, "dD1": a, "D2": -3 / 7 * a**2, "dD2": -6 / 7 * a**2, "D3": D3, "dD3": 3 * D3, "E": a**-1.5}
+    expected = {"D1": a, "dD1": a, "D2": -3 / 7 * a**2, "dD2": -6 / 7 * a**2, "D3": D3, "dD3": 3 * D3}
     for quantity, values in expected.items():
-        np.testing.assert_allclose(getattr(table, quantity)(a), values, rtol=1e-13, err_msg=quantity)
+        np.testing.assert_allclose(getattr(table.at(a), quantity), values, rtol=1e-13, err_msg=quantity)
+    np.testing.assert_allclose(table.E(a), a**-1.5, rtol=1e-13)
 
 
 def test_growth_factors_of_a_sphere_are_those_of_its_collapse() -> None:
     """x / q = 1 - D/3 - D^2/21 - 23/1701 D^3 of a homogeneous sphere of unit linear density contrast."""
     a = 0.4
     table = pmd.growth_table(problems.einstein_de_sitter())
-    D3a, D3b = table.D3(a)
+    D3a, D3b = table.at(a).D3
     A = np.eye(3) / -3
     B = problems.minors(A, A) * np.eye(3) / 3
     third = D3a * np.linalg.det(A) / 3 + D3b * problems.minors(A, B) / 3
@@ -77,8 +78,9 @@ def test_scale_factor_inverts_growth() -> None:
 def test_a_table_of_w_is_that_of_w0_and_wa() -> None:
     plain, a = UNIVERSES["curved w0wa"], np.geomspace(0.005, 1, 5)
     tables = pmd.growth_table(plain), pmd.growth_table(pmd.with_dark_energy(plain, a, -1.1 + 0.3 * (1 - a)))
-    for quantity, rtol in {"E": 1e-14, "D1": 1e-6, "D2": 1e-6, "D3": 1e-6, "dD1": 1e-5}.items():
-        expected, found = (getattr(table, quantity)(A) for table in tables)
+    np.testing.assert_allclose(tables[1].E(A), tables[0].E(A), rtol=1e-14)
+    for quantity, rtol in {"D1": 1e-6, "D2": 1e-6, "D3": 1e-6, "dD1": 1e-5}.items():
+        expected, found = (getattr(table.at(A), quantity) for table in tables)
         np.testing.assert_allclose(found, expected, rtol=rtol, err_msg=quantity)
     expected, found = (pmd.comoving_distance(A[:-2], table) for table in tables)
     np.testing.assert_allclose(found, expected, rtol=1e-9)
@@ -92,7 +94,7 @@ def test_a_table_of_w_matches_scipy_and_differences(rest: dict[str, float]) -> N
     np.testing.assert_allclose(table.E(A), problems.expansion(cosmo, A), rtol=1e-8)
     for quantity in ("D1", "dD1") if rest else ("D1", "dD1", "D2", "dD2", "D3", "dD3"):
         # The collocation takes its nodes as smooth.
-        np.testing.assert_allclose(getattr(table, quantity)(A[2:]), expected[quantity], rtol=5e-5, err_msg=quantity)
+        np.testing.assert_allclose(getattr(table.at(A[2:]), quantity), expected[quantity], rtol=5e-5, err_msg=quantity)
 
     def observed(w: Any) -> Any:
         changed = pmd.growth_table(pmd.with_dark_energy(cosmo, a, w))
@@ -135,7 +137,7 @@ def test_growth_and_its_gradient_have_no_loops() -> None:
 
     def observed(values: dict[str, Any]) -> jax.Array:
         table = pmd.growth_table(SimpleNamespace(**values))
-        return table.scale_factor(0.3) + table.momentum(0.5) + jnp.sum(table.D3(0.4)) + pmd.linear_power(0.1, table)
+        return table.scale_factor(0.3) + table.momentum(0.5) + jnp.sum(table.at(0.4).D3) + pmd.linear_power(0.1, table)
 
     lowered = jax.jit(jax.value_and_grad(observed)).lower(vars(problems.cosmology()))
     for loop in ("stablehlo.while", "custom_call"):
@@ -199,7 +201,7 @@ def test_derivatives_with_respect_to_parameters_match_differences() -> None:
         cosmo = SimpleNamespace(**p)
         table = pmd.growth_table(cosmo)
         growth = [table.D1(0.5), table.D2(0.5), table.dD1(0.5), table.dD2(0.5), table.E(0.5)]
-        third = [jnp.abs(table.D3(0.5)), jnp.abs(table.dD3(0.5))]
+        third = [jnp.abs(table.at(0.5).D3), jnp.abs(table.at(0.5).dD3)]
         return jnp.concatenate(
             [jnp.stack(growth), *third, jnp.log(pmd.linear_power(np.array([0.01, 0.1, 1.0]), cosmo))]
         )
@@ -247,51 +249,30 @@ def test_tables_to_the_second_order_hold_what_all_tables_hold() -> None:
     with pytest.raises(ValueError, match="ends at the second order"):
         growth_table_to(3, short)
     np.testing.assert_allclose(short.at(a).dD2, whole.dD2(a), rtol=1e-6)
-    for third_order in (short.D3, short.dD3):
-        with pytest.raises(ArgumentError, match="second order"):
-            third_order(a)
+    assert short.at(a).D3.size == 0
 
 
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"gamma": 0.55}, "cosmo.gamma=0.55 must be None: .*; leave it out"),
-        ({"gamma": 0.0}, "cosmo.gamma=0.0 must be None"),
+        ({"gamma": 0.0}, "cosmo.gamma=0.0 must be None: .*; leave it out"),
         ({"M_nu": 0.06}, "cosmo.M_nu=0.06 must be 0: matter is cold"),
-        ({"m_nu": [0.02, 0.02, 0.02]}, "cosmo.m_nu=.* must be one finite number"),
-        ({"Omega_nu": 0.0014}, "cosmo.Omega_nu=0.0014 must be 0"),
+        ({"m_nu": [0.02, 0.02, 0.02]}, "cosmo.m_nu must be one finite number"),
         ({"Omega_r": jnp.asarray(9e-5)}, "cosmo.Omega_r=.* must be 0"),
-        ({"Omega_g": 5.4e-5}, "cosmo.Omega_g=5.4e-05 must be 0"),
-        ({"N_eff": 3.044}, "cosmo.N_eff=3.044 must be 0"),
-        ({"Neff": 3.044}, "cosmo.Neff=3.044 must be 0"),
-        ({"mu_0": 0.1}, "cosmo.mu_0=0.1 must be 0"),
-        ({"Omega_m": 0.3089}, "cosmo.Omega_m=0.3089 must be 0.3075"),
-        ({"Omega_de": 0.69}, "cosmo.Omega_de=0.69 must be 0.6925"),
-        ({"Omega": 1.01}, "cosmo.Omega=1.01 must be 1"),
+        ({"h": 67.0}, "cosmo.h=67.0 must be a finite number from 0.1 to 3 in 100 km/s/Mpc"),
     ],
 )
 def test_an_attribute_that_is_not_used_is_an_error(extra: dict[str, Any], message: str) -> None:
-    plain = {"Omega_c": 0.2589, "Omega_b": 0.0486, "Omega_k": 0.0, "h": 0.6774, "n_s": 0.9667, "sigma8": 0.8159}
     with pytest.raises(ArgumentError, match=message):
-        pmd.growth(0.5, SimpleNamespace(**plain, w0=-1.0, wa=0.0, **extra))
+        pmd.growth(0.5, SimpleNamespace(**vars(problems.cosmology()) | extra))
 
 
 def test_attributes_of_other_codes_that_agree_are_taken() -> None:
-    """Also traced ones, where they are sums; others that are traced would have a slope of zero."""
-    extra = {"gamma": None, "m_nu": 0.0, "N_eff": 0, "Omega_nu": 0.0, "Omega_m": 0.3075, "name": "Planck", "Omega": 1.0}
-    plain = vars(problems.cosmology()) | {"Omega_c": 0.2589, "Omega_b": 0.0486}
+    """One that is traced would have a slope of zero."""
+    extra = {"gamma": None, "m_nu": 0.0, "N_eff": 0, "Omega_nu": lambda a: a, "Omega_m": 0.3, "name": "Planck"}
+    plain = vars(problems.cosmology())
     expected = pmd.growth(0.5, SimpleNamespace(**plain))
-    np.testing.assert_array_equal(pmd.growth(0.5, SimpleNamespace(**plain, **extra)), expected)
-
-    class Derived(SimpleNamespace):
-        @property
-        def Omega_m(self) -> Any:
-            return self.Omega_c + self.Omega_b
-
-        def Omega_nu(self, a: float) -> float:
-            raise NotImplementedError
-
-    np.testing.assert_allclose(jax.jit(lambda values: pmd.growth(0.5, Derived(**values)))(plain), expected, rtol=1e-14)
+    np.testing.assert_array_equal(pmd.growth(0.5, SimpleNamespace(**plain | extra)), expected)
     with pytest.raises(ArgumentError, match="cosmo.M_nu=.* must be 0"):
         jax.grad(lambda m_nu: pmd.growth(0.5, SimpleNamespace(**plain, M_nu=m_nu)))(0.0)
 
