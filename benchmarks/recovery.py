@@ -23,7 +23,7 @@ import pmwd_dist as pmd
 from benchmarks.mocks import TRUTH, Mocks, galaxies
 from pmwd_dist import infer
 from pmwd_dist.infer.precondition import wiener
-from pmwd_dist.observe.cross import cross_power
+from pmwd_dist.observe.power import cross_power
 
 
 def filtered(field: Any, factor: Any, config: pmd.Config) -> Any:

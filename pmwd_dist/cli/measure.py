@@ -10,8 +10,7 @@ import numpy as np
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.io.snapshot.files import snapshot_files
-from pmwd_dist.io.snapshot.header import SnapshotHeader, read_header
+from pmwd_dist.io.snapshot.header import SnapshotHeader, read_header, snapshot_files
 from pmwd_dist.io.snapshot.matter import Matter, lattice_of, matter_notes, paint_matter
 from pmwd_dist.observe.power import power_spectrum
 from pmwd_dist.parallel import distributed

@@ -16,8 +16,6 @@ from pmwd_dist.observe.catalogue import Catalogue as Catalogue
 from pmwd_dist.observe.catalogue import galaxy_catalogue as galaxy_catalogue
 from pmwd_dist.observe.counts import expected_counts as expected_counts
 from pmwd_dist.observe.counts import weighted_overdensity as weighted_overdensity
-from pmwd_dist.observe.cross import CrossPower as CrossPower
-from pmwd_dist.observe.cross import cross_power as cross_power
 from pmwd_dist.observe.filters import smoothed as smoothed
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone as FlatSkyLightCone
 from pmwd_dist.observe.interlacing import interlaced_density as interlaced_density
@@ -29,7 +27,9 @@ from pmwd_dist.observe.multipoles import kaiser_multipoles as kaiser_multipoles
 from pmwd_dist.observe.multipoles import power_multipoles as power_multipoles
 from pmwd_dist.observe.pdf import OnePointPDF as OnePointPDF
 from pmwd_dist.observe.pdf import one_point_pdf as one_point_pdf
+from pmwd_dist.observe.power import CrossPower as CrossPower
 from pmwd_dist.observe.power import PowerSpectrum as PowerSpectrum
+from pmwd_dist.observe.power import cross_power as cross_power
 from pmwd_dist.observe.power import power_spectrum as power_spectrum
 from pmwd_dist.observe.power import shot_noise as shot_noise
 from pmwd_dist.observe.redshift_space import redshift_space as redshift_space

@@ -13,8 +13,8 @@ import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist.observe import harmonics, lensing
+from pmwd_dist.observe.angular_power import resolved_share
 from pmwd_dist.observe.healpix import interpolation, rings_of
-from pmwd_dist.observe.resolution import resolved_share
 
 HEALPY = np.load(Path(__file__).parent / "healpy_pixels.npz")
 NSIDE, LMAX = 4, 7

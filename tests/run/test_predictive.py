@@ -14,7 +14,7 @@ from inferences import LENSING, SMALL, plan_of
 
 import pmwd_dist as pmd
 from pmwd_dist import infer
-from pmwd_dist.observe.cross import cross_power
+from pmwd_dist.observe.power import cross_power
 from pmwd_dist.run.common.folder import Log, prepare_folder
 from pmwd_dist.run.inference.inputs import data_of, draw_mock
 from pmwd_dist.run.inference.job import InferenceJob

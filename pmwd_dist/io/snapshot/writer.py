@@ -19,10 +19,9 @@ from pmwd_dist._files import remove, reserve, temporary, write_aside
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.parameters import parameters
-from pmwd_dist.io.snapshot.base import Part, Precision, SnapshotFormat
+from pmwd_dist.io.snapshot.base import GADGET, Part, Precision, SnapshotFormat
 from pmwd_dist.io.snapshot.chunks import Chunk, Layout, chunk_rows, chunks
 from pmwd_dist.io.snapshot.content import File
-from pmwd_dist.io.snapshot.gadget import GADGET
 from pmwd_dist.io.snapshot.swift import SWIFT
 from pmwd_dist.parallel.distributed import barrier, raise_on_all_processes
 from pmwd_dist.parallel.inputs import check_on_host

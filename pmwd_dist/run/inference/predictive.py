@@ -17,7 +17,7 @@ from pmwd_dist._jax.program import filter_jit, jit
 from pmwd_dist.infer.likelihoods import shown
 from pmwd_dist.io.arrays import Arrays
 from pmwd_dist.observe.angular_power import AngularPower, angular_power
-from pmwd_dist.observe.cross import CrossPower, cross_power
+from pmwd_dist.observe.power import CrossPower, cross_power
 from pmwd_dist.parallel.distributed import to_devices, to_host
 from pmwd_dist.run.inference.memory import MOST_FIELDS
 

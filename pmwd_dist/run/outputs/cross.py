@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 
-from pmwd_dist.observe.cross import cross_power
+from pmwd_dist.observe.power import cross_power
 from pmwd_dist.parallel.fft import fftfreq3d, pirfft3d
 from pmwd_dist.pm.paint import density
 from pmwd_dist.report import plot
