@@ -12,6 +12,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 SECONDS, BYTES = 60, 6 << 30
 KILLED = "killed"
 
@@ -52,6 +54,28 @@ def _limit(seconds: int, memory: int) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(seconds)
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+
+
+def damaged(content: bytes, rng: np.random.Generator) -> bytes:
+    """The content of a file with flipped bits, or with a part cut, repeated, or replaced by zeros or noise."""
+    out = bytearray(content)
+    low, high = sorted(rng.integers(len(content) + 1, size=2).tolist())
+    place = slice(low, min(low + int(rng.integers(1, 64)), len(content)))
+    match int(rng.integers(8)):
+        case 0 | 1 | 2:
+            for _ in range(int(rng.choice((1, 1, 8)))):
+                out[int(rng.integers(len(out)))] ^= 1 << int(rng.integers(8))
+        case 3:
+            out[place] = rng.bytes(place.stop - place.start)
+        case 4:
+            out[place] = bytes(place.stop - place.start)
+        case 5:
+            del out[low:]
+        case 6:
+            del out[low:high]
+        case _:
+            out[high:] = content[low:]
+    return bytes(out)
 
 
 class Tally:

@@ -160,9 +160,3 @@ def test_a_function_of_the_cosmology_is_differentiated_with_the_rest(pdims: tupl
     ours, expected = (jax.grad(total, (0, 1))(0.96, 1.0, f) for f in (Tilted, lambda _: "boltzmann"))
     np.testing.assert_allclose(ours[0], expected[0], rtol=1e-9)
     np.testing.assert_allclose(ours[1], total(0.96, 1.0, Tilted), rtol=1e-9)
-
-
-def test_an_unknown_transfer_function_is_named() -> None:
-    config = pmd.Config(80.0, 8, decomposition=(1, 1))
-    with pytest.raises(ValueError, match=r"linear_power='camb' must be 'boltzmann' or 'eisenstein-hu'"):
-        pmd.linear_modes(np.zeros((8, 8, 8)), problems.cosmology(), config, linear_power="camb")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import sys
 import tempfile
@@ -19,35 +18,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import processes
 
 
-def damage(content: bytes, rng: random.Random) -> bytes:
-    """Flip bits, cut, repeat, blank or replace a part of a file."""
-    low, high = sorted(rng.randrange(len(content) + 1) for _ in range(2))
-    match rng.randrange(6):
-        case 0 | 1:
-            out = bytearray(content)
-            for _ in range(rng.choice((1, 1, 8))):
-                out[rng.randrange(len(out))] ^= 1 << rng.randrange(8)
-            return bytes(out)
-        case 2:
-            return content[:low]
-        case 3:
-            return content[:low] + content[high:]
-        case 4:
-            return content[:low] + bytes(high - low) + content[high:]
-        case _:
-            return content[:high] + content[low:]
-
-
 def damage_and_load(path: Path, tree: dict[str, jax.Array], seed: int) -> str:
     """Damage one file of a copy of a checkpoint, load it, and say what came of it."""
-    rng = random.Random(seed)
+    rng = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(shutil.copytree(path, Path(folder) / path.name))
-        file = rng.choice(sorted(copy.iterdir()))
+        file = copy / str(rng.choice(sorted(path.name for path in copy.iterdir())))
         if rng.random() < 0.05:
             file.unlink()
         else:
-            file.write_bytes(damage(file.read_bytes(), rng))
+            file.write_bytes(processes.damaged(file.read_bytes(), rng))
         try:
             loaded = checkpoint.load(copy, tree)
         except ArrayFileError as error:

@@ -173,31 +173,3 @@ def test_programs_of_several_cpu_devices_are_not_cached(config: Config, platform
     compilation_cache.jax.device_count = lambda: devices
     compilation_cache.enable_compilation_cache(fail)
     assert config.jax_enable_compilation_cache == (config.jax_compilation_cache_dir is not None) == cached
-
-
-SEVERAL_DEVICES = """
-import jax, pmwd_dist as pmd
-pmd.enable_compilation_cache()
-from linear_posteriors import posterior_of
-from pmwd_dist import infer
-posterior = posterior_of(pdims=(2, 2), b1=infer.Normal(1.5, 0.2))
-print(infer.maximise(posterior, posterior.model.draw(jax.random.key(3), b1=1.7), steps=30).logdensity)
-"""
-
-
-@pytest.mark.slow
-def test_a_second_run_on_several_cpu_devices_ends(tmp_path: Path):
-    """With programs of the first run, XLA ends the second one after 40 s."""
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
-    variables |= {
-        "XDG_CACHE_HOME": str(tmp_path),
-        "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": "4",
-        "JAX_ENABLE_X64": "1",
-    }
-    variables["PYTHONPATH"] = os.pathsep.join(
-        [str(Path(__file__).parents[1] / "infer"), os.environ.get("PYTHONPATH", "")]
-    )
-    command = [sys.executable, "-W", "ignore", "-c", SEVERAL_DEVICES]
-    runs = [subprocess.run(command, env=variables, check=True, capture_output=True, timeout=200) for _ in range(2)]
-    assert runs[0].stdout == runs[1].stdout != b""

@@ -33,7 +33,16 @@ def test_damaged_and_made_up_snapshots(whole: tuple[str, Path, fuzz.Loaded], tmp
     assert any(outcome.startswith("loaded") for outcome in outcomes)
 
 
+def set_id(path: Path, value: int) -> None:
+    with h5py.File(path, "a") as file:
+        file["PartType1/ParticleIDs"][0] = value
+
+
 REFUSED = {
+    "no HDF5": (lambda path: path.write_text("text"), "not an HDF5 file"),
+    "an ID twice": (lambda path: set_id(path, 1), r"1 sites of .* lack particles, and others have several: some IDs"),
+    "a large ID": (lambda path: set_id(path, 10**6), "particle IDs"),
+    "no header": (lambda path: fuzz.remove(path, "Header"), "GADGET, .* or SWIFT: it has no group Header"),
     "no group": (lambda path: fuzz.remove(path, "PartType1"), "lacks the group PartType1"),
     "no array": (lambda path: fuzz.remove(path, "PartType1/Velocities"), "lacks the array PartType1/Velocities"),
     "no attribute": (lambda path: fuzz.remove(path, "Header:Redshift"), "lacks the attribute Header:Redshift"),
@@ -126,3 +135,5 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "s.hdf5")
     with pytest.raises(ValueError, match="not a file"):
         pmd.load_snapshot(tmp_path / "s.hdf5")
+    with pytest.raises(FileNotFoundError, match="no such snapshot"):
+        pmd.load_snapshot(tmp_path / "absent.hdf5")

@@ -185,15 +185,6 @@ def test_files_without_particles_of_a_type_in_a_set_with_any_name(tmp_path: Path
         pmd.snapshot_density(tmp_path, config)
 
 
-def test_snapshots_of_our_runs_in_one_folder_are_told_apart(tmp_path: Path):
-    for name in ("snapshot_z0.000.hdf5", "snapshot_z0.500.hdf5"):
-        foreign.gadget_units(tmp_path / name, universe({1: 64}))
-    with pytest.raises(ValueError, match=r"holds 2 snapshots, snapshot_z0.000.hdf5, snapshot_z0.500.hdf5"):
-        pmd.snapshot_density(tmp_path)
-    (tmp_path / "snapshot_z0.500.hdf5").unlink()
-    assert pmd.snapshot_density(tmp_path)[1].counts == {1: 64}
-
-
 def test_masses_that_are_missing(tmp_path: Path, single: pmd.Decomposition):
     path, config = tmp_path / "s.hdf5", pmd.Config(BOX, CELLS, decomposition=single)
     kinds = universe({0: 100, 1: 64})

@@ -72,8 +72,10 @@ def test_round_trip_on_any_layout(tmp_path: Path, decomposition, cosmo, kind, pr
     assert header.box_size == pytest.approx(config.box_size)
     assert (read.origin.a, read.origin.box_size) == (header.a, config.box_size)
     assert read.disp.sharding == config.decomposition.sharding
-    np.testing.assert_allclose(read.disp, particles.disp, atol=precision)
-    np.testing.assert_allclose(read.vel, particles.vel, atol=2e-7)
+    assert read.disp.dtype == jnp.result_type(float)
+    for loaded in (read, load_snapshot(path)[0]):  # also on all devices
+        np.testing.assert_allclose(loaded.disp, particles.disp, atol=precision)
+        np.testing.assert_allclose(loaded.vel, particles.vel, atol=2e-7)
 
 
 @pytest.mark.parametrize("precision", ["single", "double"])
@@ -156,22 +158,12 @@ def test_checksums_are_those_of_hdf5(tmp_path: Path, values, rows):
         assert int(chunks._fletcher32(jnp.asarray(words))) == int.from_bytes(stored[-4:], "little")
 
 
-def test_a_snapshot_of_one_layout_loads_on_another(tmp_path: Path, cosmo, single):
-    config = make_config(pmd.Decomposition((2, 2)))
-    particles = make_particles(config)
-    path = save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A, format="swift")
-    read, _ = load_snapshot(path, make_config(single))
-    np.testing.assert_allclose(read.disp, particles.disp, atol=1e-12)
-    alone, _ = load_snapshot(path)
-    np.testing.assert_allclose(alone.disp, particles.disp, atol=1e-12)
-
-
 def test_gadget_file_holds_what_readers_expect(tmp_path: Path, cosmo, single):
     config = make_config(single)
     particles = make_particles(config)
     path = save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A)
     with h5py.File(path) as file:
-        header, group = file["Header"].attrs, file["PartType1"]
+        header = file["Header"].attrs
         count = math.prod(SHAPE)
         for name in ("Time", "Redshift", "BoxSize", "NumFilesPerSnapshot", "Omega0", "OmegaLambda", "HubbleParam"):
             assert np.ndim(header[name]) == 0
@@ -181,17 +173,6 @@ def test_gadget_file_holds_what_readers_expect(tmp_path: Path, cosmo, single):
         density = count * header["MassTable"][1] / BOX**3
         assert density == pytest.approx(27.7536627 * float(cosmo.Omega_m), rel=1e-6)
         assert file["Parameters"].attrs["UnitLength_in_cm"] == pytest.approx(3.0857e21, rel=1e-4)
-        ids = group["ParticleIDs"][:]
-        assert sorted(ids) == list(range(count))
-        x = group["Coordinates"][:]
-        assert (x >= 0).all()
-        assert (x < header["BoxSize"]).all()
-        site = np.stack(np.unravel_index(ids, SHAPE), -1) * (BOX / np.array(SHAPE))
-        expected = (site + np.asarray(particles.disp).reshape(-1, 3)[ids]) % BOX
-        apart = (x / 1000 - expected + BOX / 2) % BOX - BOX / 2
-        assert np.abs(apart).max() < 1e-5
-        peculiar = 100 * np.asarray(particles.vel).reshape(-1, 3)[ids] / A
-        np.testing.assert_allclose(group["Velocities"][:], peculiar / math.sqrt(A), rtol=1e-5, atol=1e-4)
 
 
 def split(path: Path, where: int) -> None:
@@ -219,23 +200,6 @@ def test_snapshot_of_several_files(tmp_path: Path, cosmo, single):
     (tmp_path / "s.1.hdf5").unlink()
     with pytest.raises(FileNotFoundError, match="one is missing"):
         load_snapshot(tmp_path / "s.0.hdf5", config)
-
-
-def test_snapshot_of_another_code(tmp_path: Path, cosmo, single):
-    """Without our lattice, in any order: the density is the same, and so is the power."""
-    config = make_config(single, (N, N, N))
-    particles = make_particles(config)
-    path = save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A)
-    with h5py.File(path, "a") as file:
-        del file["ParticleMesh"]
-        order = np.random.default_rng(0).permutation(N**3)
-        for data in file["PartType1"].values():
-            data[...] = data[:][order]
-    read, header = load_snapshot(path)
-    assert header.particle_shape == (N, N, N)
-    again = pmd.Config(BOX, 2 * N, N, decomposition=single)
-    moved = pmd.Particles(*jax.device_put((np.asarray(read.disp), np.asarray(read.vel)), config.decomposition.sharding))
-    np.testing.assert_allclose(pmd.density(moved, again), pmd.density(particles, config), atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["gadget", "swift"])
@@ -286,46 +250,6 @@ def test_particles_of_numpy_or_divided_in_two_ways_are_written(tmp_path: Path, c
         read, _ = load_snapshot(path, config)
         np.testing.assert_allclose(read.disp, particles.disp, atol=1e-12)
         np.testing.assert_allclose(read.vel, particles.vel, atol=2e-7)
-
-
-def test_every_array_has_checksums(tmp_path: Path, cosmo, single):
-    config = make_config(single)
-    for kind in ("gadget", "swift"):
-        path = save_snapshot(tmp_path / f"{kind}.hdf5", make_particles(config), cosmo, config, A, format=kind)
-        with h5py.File(path) as file:
-            assert all(data.fletcher32 for data in file["PartType1"].values())
-            place = file["PartType1/Velocities"].id.get_chunk_info(0).byte_offset
-        content = bytearray(path.read_bytes())
-        content[place + 5] ^= 1
-        path.write_bytes(content)
-        with pytest.raises(
-            ValueError, match="values of /PartType1/Velocities can't be read, or their checksum is wrong"
-        ):
-            load_snapshot(path, config)
-
-
-def test_damaged_files_fail(tmp_path: Path, cosmo, single):
-    config = make_config(single)
-    path = save_snapshot(tmp_path / "s.hdf5", make_particles(config), cosmo, config, A)
-    with pytest.raises(FileNotFoundError, match="no such snapshot"):
-        load_snapshot(tmp_path / "absent.hdf5")
-    (tmp_path / "text.hdf5").write_text("not HDF5")
-    with pytest.raises(ValueError, match="not an HDF5 file"):
-        load_snapshot(tmp_path / "text.hdf5")
-    with h5py.File(path, "a") as file:
-        file["PartType1/ParticleIDs"][0] = 1  # twice
-    with pytest.raises(
-        ValueError, match=r"1 sites of the lattice of \(.*\) lack particles, and others have several: some IDs"
-    ):
-        load_snapshot(path, config)
-    with h5py.File(path, "a") as file:
-        file["PartType1/ParticleIDs"][0] = 10**6
-    with pytest.raises(ValueError, match="particle IDs"):
-        load_snapshot(path, config)
-    with h5py.File(path, "a") as file:
-        del file["Header"]
-    with pytest.raises(ValueError, match="not a snapshot of GADGET, .* or SWIFT: it has no group Header"):
-        read_header([path])
 
 
 KINDS = [(None, None), ("single", None), ("double", None), (None, "zstd")]  # precision and compression
@@ -473,13 +397,6 @@ def test_files_are_opened_without_a_lock(tmp_path: Path, monkeypatch: pytest.Mon
         for locked in tmp_path.iterdir():
             with pytest.raises(BlockingIOError):
                 h5py.File(locked, locking=True)
-
-
-def test_precision_of_the_program_is_that_of_what_is_read(tmp_path: Path, cosmo, single):
-    config = make_config(single)
-    path = save_snapshot(tmp_path / "s.hdf5", make_particles(config), cosmo, config, A)
-    read, _ = load_snapshot(path, config)
-    assert read.disp.dtype == jnp.result_type(float)
 
 
 def test_what_is_for_the_host_says_so_under_jit(tmp_path: Path) -> None:

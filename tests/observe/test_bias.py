@@ -166,6 +166,10 @@ B2 = pmd.observe.LagrangianBias(b2=1.0)
 ONES = np.ones(SHAPE)
 
 
+def counts(config: pmd.Config, **options: Any) -> Any:
+    return pmd.observe.expected_counts(ONES, config, **({"number_density": 1.0} | options))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -173,34 +177,14 @@ ONES = np.ones(SHAPE)
         (lambda c: weights(c, B2, smoothing=-1.0), "smoothing=-1.0 must be a finite number from 1e-06 to"),
         (lambda c: weights(c, B2, smoothing=1e300), r"smoothing=1e\+300 must be a finite number .* leave it out"),
         (lambda c: weights(c, pmd.observe.LagrangianBias(b1=np.nan)), "b1=nan must be a finite number"),
-        (
-            lambda c: pmd.observe.expected_counts(ONES, c, number_density=1.0, selection=-ONES),
-            "selection=-1.0 must not be negative; pass shares from 0 to 1",
-        ),
-        (lambda c: pmd.observe.weighted_overdensity(ONES, -ONES, c), "weight=-1.0 must not be negative"),
-        (lambda c: pmd.observe.weighted_overdensity(ONES, 0 * ONES, c), "weight=0 must not be 0 in every cell"),
         (lambda c: pmd.observe.eulerian_bias(ONES, np.nan, c), "b1=nan must be a finite number"),
+        (lambda c: pmd.observe.weighted_overdensity(ONES, 0 * ONES, c), "weight=0 must not be 0 in every cell"),
         (lambda c: pmd.observe.weighted_overdensity(ONES, 7 * ONES, c), "weight=7.0 must not exceed 1; .* its maximum"),
-        (
-            lambda c: pmd.observe.expected_counts(ONES, c, number_density=1.0, mask=255 * ONES),
-            "mask=255.0 must not exceed 1; pass shares from 0 to 1: divide it by its maximum",
-        ),
-        (
-            lambda c: pmd.observe.expected_counts(ONES, c, number_density=1.0, selection=1.1),
-            "selection=1.1.* must not exceed 1",
-        ),
-        (
-            lambda c: pmd.observe.expected_counts(ONES, c, number_density=np.nan),
-            "number_density=nan must be a finite number, 0 or more",
-        ),
-        (
-            lambda c: pmd.observe.expected_counts(ONES, c, number_density=1.0, mask=np.full(SHAPE, np.nan)),
-            "mask=nan must not be negative",
-        ),
-        (
-            lambda c: pmd.observe.expected_counts(ONES, c, number_density=1.0, mask=np.ones((2, 2, 2))),
-            r"mask.shape=\(2, 2, 2\) must be mesh_shape",
-        ),
+        (lambda c: counts(c, selection=-ONES), "selection=-1.0 must not be negative; pass shares from 0 to 1"),
+        (lambda c: counts(c, selection=1.1), "selection=1.1.* must not exceed 1"),
+        (lambda c: counts(c, number_density=np.nan), "number_density=nan must be a finite number, 0 or more"),
+        (lambda c: counts(c, mask=np.full(SHAPE, np.nan)), "mask=nan must not be negative"),
+        (lambda c: counts(c, mask=np.ones((2, 2, 2))), r"mask.shape=\(2, 2, 2\) must be mesh_shape"),
     ],
 )
 def test_bad_arguments_are_refused(call: Any, message: str, single: pmd.Decomposition) -> None:

@@ -149,25 +149,6 @@ def test_the_lensing_of_shared_shells_is_that_of_all_their_matter() -> None:
     np.testing.assert_allclose(cone.shells.volumes, [100 + 225, 225 + 250, 250 + 125], rtol=1e-12)
 
 
-@pytest.mark.slow
-def test_only_sharp_shells_have_what_their_slope_lacks() -> None:
-    """Changes of sums of planes against integrals of their slopes, along a line on which particles pass edges."""
-    move, a, missed = jnp.asarray(psi()), jnp.asarray([0.9, 1.0]), {}
-    for assignment in ("linear", "nearest"):
-        cone: Any = pmd.observe.FlatSkyLightCone(
-            configure((1, 1), a_start=0.9), EDGES[:3], observer=OBSERVER, shell_assignment=assignment
-        )
-
-        def weighed(strength: Any, cone: Any = cone) -> Any:
-            return jnp.sum(WEIGHT[:2] * cone(*(epoch(t, strength * move) for t in a), TABLE))
-
-        middles = 0.9 + 0.2 * (np.arange(300) + 0.5) / 300
-        sums, slopes = jax.jit(jax.vmap(jax.value_and_grad(weighed)))(np.array([0.9, *middles, 1.1]))
-        missed[assignment] = abs(float(sums[-1] - sums[0] - 0.2 * jnp.mean(slopes[1:-1])))
-    assert missed["linear"] < 0.02
-    assert missed["nearest"] > 1
-
-
 @pytest.mark.parametrize(("axis", "pdims"), [("x", (4, 1)), ("y", (2, 2))], ids=str)
 def test_permuted_boxes_have_the_same_planes_along_other_axes(
     axis: str, pdims: tuple[int, int], single_device: tuple[Any, Any]

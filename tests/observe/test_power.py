@@ -77,11 +77,6 @@ def test_shot_noise_is_flat_up_to_the_nyquist_frequency(single: pmd.Decompositio
     assert usual > 1.1 * math.prod(config.box_size)
 
 
-def test_other_deconvolutions_are_refused(single: pmd.Decomposition) -> None:
-    with pytest.raises(ValueError, match="deconvolve='twice' must be True, False or"):
-        pmd.power_spectrum(np.ones((8, 12, 7)), configure(single), deconvolve="twice")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("decomposition", [(1, 1), (2, 2)], indirect=True)
 def test_spectrum_in_float32_keeps_its_digits(decomposition: pmd.Decomposition) -> None:
     config = configure(decomposition, box_size=32.0, mesh_shape=32)

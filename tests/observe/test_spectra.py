@@ -1,4 +1,4 @@
-"""Multipoles, cross spectra and the one-point distribution against numpy and powerbox, with gradients."""
+"""Multipoles, cross spectra and the one-point distribution against numpy, with gradients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import powerbox
 import problems
 import pytest
 from numpy.polynomial import legendre
@@ -113,16 +112,6 @@ def test_linear_theory_along_an_oblique_line_of_sight(single: pmd.Decomposition)
         factor = mean_over_signs(k, lambda mu, order=order: (2 * order + 1) * legendre.legval(mu, np.eye(5)[order]))
         expected = weighted(power, factor) * math.prod(SHAPE) ** 2 / math.prod(BOX)
         np.testing.assert_allclose(row, expected, rtol=0, atol=3e-5 * expected.max())
-
-
-def test_cross_power_matches_powerbox(single: pmd.Decomposition) -> None:
-    n, length = 16, 40.0
-    config = configure(single, box_size=length, mesh_shape=n)
-    first, second = 1 + np.random.default_rng(1).standard_normal((2, n, n, n))
-    found = pmd.observe.cross_power(first, second, config, deconvolve=False)
-    edges = (np.arange(n // 2 + 1) + 0.5) * 2 * math.pi / length
-    other = powerbox.get_power(first, length, deltax2=second, bins=edges, dimensionless=False)
-    np.testing.assert_allclose(found.power, other.power, rtol=0, atol=1e-12 * np.abs(other.power).max())
 
 
 def test_correlation_and_transfer_of_a_scaled_field(single: pmd.Decomposition) -> None:

@@ -14,6 +14,7 @@ import h5py
 import hdf5plugin
 import numcodecs
 import numpy as np
+from processes import damaged
 
 from pmwd_dist.run.common.data_files import read_files
 
@@ -158,16 +159,7 @@ def damage(folder: Path, kind: str, rng: np.random.Generator) -> None:
     """Change bytes of a file at random, or cut it."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     path = files[int(rng.integers(len(files)))]
-    content = bytearray(path.read_bytes())
-    place, length = int(rng.integers(len(content))), int(rng.integers(1, 64))
-    match int(rng.integers(4)):
-        case 0 | 1:
-            content[place] ^= 1 << int(rng.integers(8))
-        case 2:
-            content[place : place + length] = rng.bytes(length)
-        case _:
-            del content[place:]
-    path.write_bytes(content)
+    path.write_bytes(damaged(path.read_bytes(), rng))
 
 
 def outcome(folder: Path, kind: str, *, shapes: tuple[tuple[int, ...], ...] = (SHAPE,)) -> str:
