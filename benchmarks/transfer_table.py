@@ -16,8 +16,8 @@ from pmwd_dist.cosmology.transfer import (
     RANGES,
     SCALE,
     STEP,
-    _chebyshev,
     _with_sound_horizon,
+    chebyshev,
     cubic,
     finer_node,
 )
@@ -85,7 +85,7 @@ def finer_table(first: np.ndarray) -> np.ndarray:
 
         k, standard = transfer(N_TABLE)
         fit, s = map(np.asarray, _with_sound_horizon(k, (1 - f_b) * w_m / H**2, f_b * w_m / H**2, np.float64(H)))
-        x, y = (np.asarray(_chebyshev((z + 1) / 2, n)) for z, n in zip((u, v), ORDERS, strict=True))
+        x, y = (np.asarray(chebyshev(z, n)) for z, n in zip((u, v), ORDERS, strict=True))
         known = cubic(np.einsum("i,j,ijk", x, y, first.astype(float)), np.log1p(k * H * s / SCALE) / STEP)
         rest = standard - np.log(fit) - np.asarray(known)
         rest -= rest[0]

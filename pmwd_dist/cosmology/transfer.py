@@ -54,11 +54,15 @@ def boltzmann(k: Array, Omega_c: Array, Omega_b: Array, h: Array, n_eff: Array) 
     w_m, f_b = (Omega_c + Omega_b) * h**2, Omega_b / (Omega_c + Omega_b)
     (least, most), (low, high) = RANGES
     table, finer = (jnp.asarray(_table(name), k.dtype) for name in ("transfer", "transfer_n_eff"))
-    x = _chebyshev(jnp.log(w_m / least) / math.log(most / least), table.shape[0])
-    y = _chebyshev((f_b - low) / (high - low), table.shape[1])
+
+    def polynomials(fraction: Array, count: int) -> Array:
+        return chebyshev(jnp.clip(2 * fraction - 1, -1, 1), count)
+
+    x = polynomials(jnp.log(w_m / least) / math.log(most / least), table.shape[0])
+    y = polynomials((f_b - low) / (high - low), table.shape[1])
     products = x[:, None] * y[None, :]
     nodes = jnp.sum(products[..., None] * table, (0, 1))
-    of_n = _chebyshev((n_eff - N_RANGE[0]) / (N_RANGE[1] - N_RANGE[0]), finer.shape[2] - 1) * (n_eff - N_TABLE)
+    of_n = polynomials((n_eff - N_RANGE[0]) / (N_RANGE[1] - N_RANGE[0]), finer.shape[2] - 1) * (n_eff - N_TABLE)
     change = jnp.sum(products[: finer.shape[0], : finer.shape[1], None, None] * finer, (0, 1))
     change = change[0] + jnp.sum(of_n[:, None] * change[1:], 0)
     return transfer * jnp.exp(cubic(nodes, jnp.log1p(k * h * s / SCALE) / STEP) + cubic(change, finer_node(k * h * s)))
@@ -84,14 +88,13 @@ def transfer_warnings(name: str, cosmo: Any) -> list[str]:
 
 
 def _table_parameters(cosmo: Any) -> dict[str, float]:
-    Omega_b, h, Omega_c = (float(np.asarray(jax.device_get(x))) for x in (cosmo.Omega_b, cosmo.h, cosmo.Omega_c))
+    Omega_b, h, matter = float(cosmo.Omega_b), float(cosmo.h), float(cosmo.Omega_c) + float(cosmo.Omega_b)
     n_eff, m_nu = (getattr(cosmo, name, None) for name in ("n_eff", "m_nu"))
-    matter = Omega_c + Omega_b
     return {
         "Omega_m h^2": matter * h**2,
         "Omega_b / Omega_m": Omega_b / matter if matter > 0 else math.nan,
-        "n_eff": N_TABLE if n_eff is None else float(np.asarray(jax.device_get(n_eff))),
-        "m_nu": 0.0 if m_nu is None else float(np.asarray(jax.device_get(m_nu))),
+        "n_eff": N_TABLE if n_eff is None else float(n_eff),
+        "m_nu": 0.0 if m_nu is None else float(m_nu),
     }
 
 
@@ -131,9 +134,8 @@ def _table(name: str) -> np.ndarray:
     return np.load(str(files("pmwd_dist.cosmology").joinpath(f"{name}.npy")))
 
 
-def _chebyshev(x: Array, count: int) -> Array:
-    """Chebyshev polynomials at a fraction of their range."""
-    x = jnp.clip(2 * x - 1, -1, 1)
+def chebyshev(x: Array, count: int) -> Array:
+    """Chebyshev polynomials of the first kind, with a leading axis."""
     values = [jnp.ones_like(x), x]
     while len(values) < count:
         values.append(2 * x * values[-1] - values[-2])

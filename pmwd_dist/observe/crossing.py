@@ -13,6 +13,7 @@ from jaxtyping import Array
 
 from pmwd_dist.cosmology.distance import comoving_distance
 from pmwd_dist.cosmology.growth import GrowthTable
+from pmwd_dist.cosmology.transfer import chebyshev
 from pmwd_dist.pm.stepping.forward import Epoch
 
 _NEWTON = 3  # steps from a guess with an error of about 0.1
@@ -134,18 +135,10 @@ def _solved_jvp(distance: Any, primals: Any, tangents: Any) -> tuple[Array, Arra
     # A sum of products: its transpose is one reduction, the recurrence's would be ten. XLA may order the terms of a dot
     # differently in another process.
     coefficients = tangents[1].distance.reshape(-1, *(1,) * s.ndim)
-    shifted = jnp.sum(coefficients * _polynomials(2 * s - 1, len(light.distance)), axis=0)
+    shifted = jnp.sum(coefficients * chebyshev(2 * s - 1, len(light.distance)), axis=0)
     return s, jnp.where(passed, (shifted - moved) / _closing(distance, where, light, s), 0)
 
 
 def _closing(distance: Any, where: Any, light: LightCone, s: Array) -> Array:
     """Derivative of the distance of particles minus distance of the cone with the fraction of the step [Mpc/h]."""
     return jax.jvp(lambda s: distance(where, s), (s,), (jnp.ones_like(s),))[1] - light.slope(s)
-
-
-def _polynomials(t: Array, count: int) -> Array:
-    """Chebyshev polynomials of the first kind, with a leading axis."""
-    terms = [jnp.ones_like(t), t]
-    while len(terms) < count:
-        terms.append(2 * t * terms[-1] - terms[-2])
-    return jnp.stack(terms)

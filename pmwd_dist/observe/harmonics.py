@@ -125,13 +125,7 @@ def _ring_values(modes: Array, nside: int) -> Array:
 def _pair(apply: Callable[[Array], Array], transpose: Callable[[Array], Array], x: Array, result: Array) -> Array:
     """Apply a linear function of one array, with a given transpose for reverse mode."""
     like = jax.lax.stop_gradient(jnp.zeros_like(x))
-
-    def forth(_like: Array, _result: Array, x: Array) -> list[Array]:
-        return [apply(x)]
-
-    def back(_like: Array, _result: Array, x: Array) -> list[Array]:
-        return [transpose(x)]
-
+    forth, back = (lambda *args, f=f: [f(args[-1])] for f in (apply, transpose))
     return linear_map(forth, back, [like, result], [x], operands_like=[0], results_like=[1])[0]
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from pmwd_dist._checks import check_choice
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import remove, reserve, temporary, write_aside
 from pmwd_dist._jax.program import jit
@@ -157,13 +158,9 @@ def _checked(
     Raises:
       ValueError: an option is unknown, or the format can't hold the box.
     """
-    for name, value, choices in (
-        ("format", format, get_args(Format)),
-        ("precision", precision, (None, *get_args(Precision))),
-        ("compression", compression, (None, *get_args(Compression))),
-    ):
-        if value not in choices:
-            raise ArgumentError(name, value, "is not known", f"use {' or '.join(map(repr, choices))}")
+    check_choice(format, "format", get_args(Format))
+    check_choice(precision, "precision", (None, *get_args(Precision)))
+    check_choice(compression, "compression", (None, *get_args(Compression)))
     kind: Any = FORMATS[format].of(precision)  # type: ignore[index]
     if kind.cubic and len(set(config.box_size)) > 1:
         raise ArgumentError("box_size", config.box_size, f"is not a cube, as format={format!r} needs", "use 'swift'")
