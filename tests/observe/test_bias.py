@@ -17,11 +17,6 @@ BIAS = {"b1": 0.7, "b2": -0.4, "bs2": 0.3, "bnabla2": 2.5}
 RADIUS = 3.0
 
 
-@pytest.fixture(params=((1, 1), (4, 1), (2, 2)), ids=("one device", "slabs", "pencils"))
-def layout(request: pytest.FixtureRequest) -> pmd.Decomposition:
-    return pmd.Decomposition(pdims=request.param)
-
-
 def configure(decomposition: pmd.Decomposition, **changes: Any) -> pmd.Config:
     return pmd.Config(**({"box_size": BOX, "mesh_shape": SHAPE, "decomposition": decomposition} | changes))
 
@@ -46,8 +41,8 @@ def reference(delta: np.ndarray) -> np.ndarray:
     return 1 + sum(b * field for b, field in zip(BIAS.values(), centred, strict=True))
 
 
-def test_weights_and_their_gradients_match_numpy(layout: pmd.Decomposition) -> None:
-    config, table, a = configure(layout), pmd.growth_table(problems.cosmology()), 0.7
+def test_weights_and_their_gradients_match_numpy(decomposition: pmd.Decomposition) -> None:
+    config, table, a = configure(decomposition), pmd.growth_table(problems.cosmology()), 0.7
     delta, direction, weight = np.random.default_rng(0).standard_normal((3, *SHAPE))
     delta, direction = delta - delta.mean(), direction - direction.mean()
     changes = {"b1": 0.5, "b2": -1.0, "bs2": 2.0, "bnabla2": 1.5}
@@ -55,7 +50,7 @@ def test_weights_and_their_gradients_match_numpy(layout: pmd.Decomposition) -> N
     @jax.jit
     def run(delta: jax.Array, bias: dict[str, jax.Array]) -> Any:
         def loss(delta: jax.Array, bias: dict[str, jax.Array]) -> Any:
-            modes = pmd.prfft3d(delta, layout)
+            modes = pmd.prfft3d(delta, decomposition)
             parameters = pmd.observe.LagrangianBias(**bias)
             weights = pmd.observe.bias_weights(modes, parameters, table, config, smoothing=RADIUS, a=a)
             return (weights * weight).sum(), weights
@@ -64,7 +59,7 @@ def test_weights_and_their_gradients_match_numpy(layout: pmd.Decomposition) -> N
 
     (_, weights), (by_delta, by_bias) = run(delta, BIAS)
     np.testing.assert_allclose(weights, reference(float(table.D1(a)) * delta), rtol=0, atol=1e-12)
-    assert problems.has_sharding(weights, layout.sharding)
+    assert problems.has_sharding(weights, decomposition.sharding)
     assert abs(np.mean(weights) - 1) < 1e-13
 
     def value(step: float) -> float:

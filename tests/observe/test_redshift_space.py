@@ -15,11 +15,6 @@ BOX, N = (24.0, 32.0, 24.0), (8, 8, 6)
 OBLIQUE = (1.0, 2.0, -2.0)
 
 
-@pytest.fixture(params=((1, 1), (4, 1), (2, 2)), ids=("one device", "slabs", "pencils"))
-def layout(request: pytest.FixtureRequest) -> pmd.Decomposition:
-    return pmd.Decomposition(pdims=request.param)
-
-
 def configure(decomposition: pmd.Decomposition, **changes: Any) -> pmd.Config:
     return pmd.Config(**({"box_size": BOX, "mesh_shape": N, "decomposition": decomposition} | changes))
 
@@ -38,8 +33,8 @@ def moved(particles: pmd.Particles, lines: Any, a: float, cosmo: Any) -> np.ndar
     return np.asarray(particles.disp) + (vel * unit).sum(-1, keepdims=True) * unit / (a**2 * E)
 
 
-def test_particles_move_along_the_line_of_sight(layout: pmd.Decomposition) -> None:
-    config, cosmo, particles = configure(layout), problems.cosmology(), random_particles()
+def test_particles_move_along_the_line_of_sight(decomposition: pmd.Decomposition) -> None:
+    config, cosmo, particles = configure(decomposition), problems.cosmology(), random_particles()
     table = pmd.growth_table(cosmo)
     weights = np.random.default_rng(1).standard_normal((*N, 3))
     observer = np.array([5.0, 17.0, 11.0])
@@ -61,7 +56,7 @@ def test_particles_move_along_the_line_of_sight(layout: pmd.Decomposition) -> No
     expected = moved(particles, np.array(OBLIQUE), 0.6, cosmo), moved(particles, radial, 0.6, cosmo)
     for result, wanted in zip(results, expected, strict=True):
         np.testing.assert_allclose(result, wanted, rtol=0, atol=1e-6)  # of the growth table's E
-        assert problems.has_sharding(result, layout.sharding)
+        assert problems.has_sharding(result, decomposition.sharding)
 
     away = np.array([1.0, -2.0, 3.0])
 

@@ -18,11 +18,6 @@ SHAPE, BOX = (8, 12, 7), (10.0, 13.0, 7.0)
 OBLIQUE = (1.0, 2.0, -2.0)
 
 
-@pytest.fixture(params=((1, 1), (4, 1), (2, 2)), ids=("one device", "slabs", "pencils"))
-def layout(request: pytest.FixtureRequest) -> pmd.Decomposition:
-    return pmd.Decomposition(pdims=request.param)
-
-
 def configure(decomposition: pmd.Decomposition, **changes: Any) -> pmd.Config:
     return pmd.Config(**({"box_size": BOX, "mesh_shape": SHAPE, "decomposition": decomposition} | changes))
 
@@ -53,8 +48,8 @@ def mean_over_signs(k: Any, function: Any) -> np.ndarray:
     return total / 8
 
 
-def test_spectra_and_their_gradients_match_numpy(layout: pmd.Decomposition) -> None:
-    config = configure(layout)
+def test_spectra_and_their_gradients_match_numpy(decomposition: pmd.Decomposition) -> None:
+    config = configure(decomposition)
     first, second, direction = fields()
 
     @jax.jit
