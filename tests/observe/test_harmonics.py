@@ -78,6 +78,9 @@ def test_power_of_a_map():
     np.testing.assert_allclose(found.power, expected, atol=1e-3 * expected.max())
     with pytest.raises(ValueError, match="12 nside"):
         pmd.observe.angular_power(jnp.ones(13))
+    waves = packed(HEALPY["modes"])[:, :4, :4]  # nside need not be a power of 2
+    odd = jax.jit(lambda modes: pmd.observe.angular_power(harmonics.synthesise(modes, 3)).power)(waves)
+    np.testing.assert_allclose(odd[:4], harmonics.power_of_modes(waves), rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("mark", [-1.6375e30, np.nan, np.inf])
