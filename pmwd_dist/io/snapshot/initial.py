@@ -17,13 +17,13 @@ from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import jit
-from pmwd_dist.config import Config, Vector3
+from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology, parameters
 from pmwd_dist.io.snapshot.base import CRITICAL_DENSITY
 from pmwd_dist.io.snapshot.header import SnapshotHeader, named_background, read_header, snapshot_files
 from pmwd_dist.io.snapshot.particles import MASSES, POSITIONS, VELOCITIES, check_arrays, check_box, chunks, holds
-from pmwd_dist.io.snapshot.reader import FARTHEST, beside_mesh, check_memory, find_sites, read_particles
+from pmwd_dist.io.snapshot.reader import beside_mesh, check_memory, find_sites, read_particles
 from pmwd_dist.io.snapshot.units import LengthUnit
 from pmwd_dist.parallel.distributed import raise_on_all_processes
 from pmwd_dist.parallel.fft import prfft3d
@@ -106,8 +106,6 @@ class InitialConditions:
             _check_masses(files, header, float(parameters(cosmo).Omega_cb))
             sites = find_sites(files, header, config)
         particles = read_particles(files, header, sites, config)
-        if not header.indexed:
-            _check_reach(particles, files[0], config)
         if self.check_motion:
             compare_with_linear_growth(particles, files[0], cosmo, config, warn)
         return particles
@@ -178,23 +176,6 @@ def _check_masses(files: tuple[Path, ...], header: SnapshotHeader, Omega_cb: flo
         remedy = "write all matter as particles of type 1" if others else "give the file its units"
         text = f"have a density of {omega:.4g}, and cold matter has {Omega_cb:.4g}: {why}; {remedy}"
         raise ValueError(f"{files[0]}: its particles of type 1 {text}")
-
-
-def _check_reach(particles: Particles, path: Path, config: Config) -> None:
-    """Raise ValueError unless displacements from their mean are small along all axes. Collective."""
-    reach = float(
-        jit(partial(_reach, box=config.box_size), out_shardings=config.decomposition.replicated)(particles.disp)
-    )
-    if reach > FARTHEST:
-        raise ValueError(
-            f"{path}: some particles are {reach:.2g} of the box from their sites: IDs and order follow no lattice"
-        )
-
-
-def _reach(disp: Array, box: Vector3) -> Array:
-    """Largest displacement from the mean along an axis [side of the box]."""
-    moved = disp - disp.mean((0, 1, 2), keepdims=True)
-    return jnp.abs(moved / jnp.reshape(jnp.asarray(box, moved.dtype), (1, 1, 1, 3))).max()
 
 
 def compare_with_linear_growth(

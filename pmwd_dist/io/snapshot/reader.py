@@ -39,7 +39,7 @@ from pmwd_dist.parallel.distributed import raise_on_all_processes
 from pmwd_dist.pm.inputs import check_config
 from pmwd_dist.pm.particles import Particles
 
-FARTHEST = 0.25  # largest displacement of particles whose numbers follow a lattice [side of the box]
+_FARTHEST = 0.25  # largest displacement of particles whose numbers follow a lattice [side of the box]
 
 
 class Sites(NamedTuple):
@@ -92,7 +92,7 @@ def find_sites(files: Sequence[Path], header: SnapshotHeader, config: Config) ->
         tried = [Sites(column, first, axes) for first in (0, 1) for axes in itertools.permutations(range(3))]
         moved = (displacements(x.copy(), sites.of(values, x, config), config) for sites in tried)
         shares = [float((np.abs(each - each.mean(0)) / config.box_size).max()) for each in moved]
-        if min(shares) < FARTHEST:
+        if min(shares) < _FARTHEST:
             return tried[int(np.argmin(shares))]
     return Sites(None, origin=tuple((np.angle(_phases(x, config)) / (2 * math.pi)).tolist()))
 
