@@ -25,10 +25,11 @@ def check_number(
     unit: str = "",
     remedy: str = "",
     several: bool = False,
+    constant: bool = False,
 ) -> None:
     """Raise ArgumentError unless a value is a finite number in a range, or several such numbers where they may be.
 
-    Of arrays on a device single numbers are checked alone, since that waits for them.
+    Of arrays on a device single numbers and constants of a program are checked alone, since that waits for them.
 
     Args:
       value: number; list or array of numbers.
@@ -38,9 +39,11 @@ def check_number(
       unit: unit of the range, such as "Mpc/h".
       remedy: advice, as in ArgumentError.
       several: whether the value may be a list or an array.
+      constant: whether the value becomes a constant of a program.
     """
     parts = value if isinstance(value, list | tuple) else [value]
-    if any(isinstance(x, Tracer) or (several and isinstance(x, jax.Array) and x.ndim) for x in parts):
+    on_device = any(isinstance(x, Tracer) or (several and isinstance(x, jax.Array) and x.ndim) for x in parts)
+    if on_device and not constant:
         return
     values = _as_array(None if any(isinstance(x, bool) for x in parts) else value)
     counts, is_object = several or values.ndim == 0, values.dtype.kind == "O"

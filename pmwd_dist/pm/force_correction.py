@@ -88,7 +88,7 @@ class ForceCorrection(eqx.Module):
         values = {"spacing": spacing} | {name: value for name, value in values.items() if value is not None}
         for name, value in values.items():
             low, high, shape, unit = _NUMBERS[name]
-            check_number(value, name, low, high, unit=unit, several=bool(shape))
+            check_number(value, name, low, high, unit=unit, several=bool(shape), constant=name != "coefficients")
             if np.shape(value) != shape:
                 raise ArgumentError(name, np.shape(value), f"must have the shape {shape}")
         ranges = _checked_ranges(cosmologies)

@@ -259,7 +259,7 @@ def test_tables_to_the_second_order_hold_what_all_tables_hold() -> None:
         ({"M_nu": 0.06}, "cosmo.M_nu=0.06 must be 0: matter is cold"),
         ({"m_nu": [0.02, 0.02, 0.02]}, "cosmo.m_nu must be one finite number"),
         ({"Omega_r": jnp.asarray(9e-5)}, "cosmo.Omega_r=.* must be 0"),
-        ({"h": 67.0}, "cosmo.h=67.0 must be a finite number from 0.1 to 3 in 100 km/s/Mpc"),
+        ({"h": 67.0}, "cosmo.h=67.0 must be a finite number from 0.1 to 3; it is the Hubble constant"),
     ],
 )
 def test_an_attribute_that_is_not_used_is_an_error(extra: dict[str, Any], message: str) -> None:

@@ -150,7 +150,10 @@ MISUSE: list[tuple[Any, str]] = [
     (lambda: pmd.fftfreq3d((4, 4), (1, 1)), r"shape=\(4, 4\) must be three positive numbers of cells"),
     (lambda: pmd.fftfreq3d((4, 4, 4), None), r"decomposition=None must be a Decomposition"),
     (lambda: pmd.growth(1.0, problems.cosmology(h="high")), r"cosmo.h='high' must be a finite number"),
-    (lambda: pmd.growth(1.0, problems.cosmology(h=67.0)), r"cosmo.h=67.0 must be .* from 0.1 to 3 in 100 km/s/Mpc"),
+    (
+        lambda: pmd.growth(1.0, problems.cosmology(h=67.0)),
+        r"cosmo.h=67.0 must be .* to 3; it is the Hubble constant",
+    ),
     (lambda: pmd.growth(1.0, problems.cosmology(Omega_c=np.array(np.nan))), "cosmo.Omega_c=.* must be a finite"),
     (lambda: pmd.growth(1.0, problems.cosmology(Omega_c=-0.1)), r"cosmo.Omega_c=-0.1 must be .* from 0 to 10"),
     (lambda: pmd.linear_power(1.0, problems.cosmology(sigma8=-0.8)), r"cosmo.sigma8=-0.8 must be .* 0 to 100"),
