@@ -173,15 +173,12 @@ def check_stored(size: int, chunk: bytes, codec: str, path: str) -> None:
 
 def unpacked_size(codec: str, chunk: bytes, most: int) -> int:
     """Unpacked size of a chunk, or a number above `most` if it is larger; 0 where the codec bounds it."""
-    total = 0
-    while codec in ("gzip", "zlib") and len(chunk) > 8 and total <= most:  # parts of a file, and perhaps a checksum
-        inflate = zlib.decompressobj(47)
-        total += len(inflate.decompress(chunk, most + 1 - total))
-        chunk = inflate.unused_data
+    if codec == "zlib":
+        return len(zlib.decompressobj().decompress(chunk, most + 1))
     if codec == "blosc":
         return int.from_bytes(chunk[4:8], "little")
     if codec != "zstd" or len(chunk) < 16 or chunk[:4] != b"\x28\xb5\x2f\xfd":
-        return total
+        return 0
     # RFC 8878, 3.1.1.1: descriptor, window of one byte unless it is a single segment, dictionary, content size.
     single, flag, place = chunk[4] >> 5 & 1, chunk[4] >> 6, 5 + (0, 1, 2, 4)[chunk[4] & 3]
     place, length = place + 1 - single, (single, 2, 4, 8)[flag]
