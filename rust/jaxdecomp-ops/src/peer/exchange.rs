@@ -1,6 +1,6 @@
 //! Exchange of addresses and marks between the GPUs' threads or processes, and the copies between them.
 
-use super::link::Link;
+use super::link::{Link, Sent};
 use super::node::Node;
 use super::rendezvous::{Failure, RendezvousMap};
 use crate::cuda::driver::{Copy2d, CopyEnd};
@@ -13,8 +13,6 @@ use std::time::Duration;
 type Key = (i64, Vec<i32>);
 /// Address of a GPU's receive buffer, and the mark after which peers may write to it.
 type ReceiveBuffer = Result<(usize, Mark)>;
-/// Marks after which each piece of a GPU has been sent: to peers, to itself.
-pub(super) type Sent = Result<Vec<[Mark; 2]>>;
 
 /// The two rendezvous of each exchange.
 #[derive(Debug)]

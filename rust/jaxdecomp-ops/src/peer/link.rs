@@ -4,7 +4,6 @@
 //! others write to. Marks are words of shared host memory. Once in each exchange the processes tell each other over sockets
 //! that their work is enqueued, or that it failed. After a failure no exchange is possible.
 
-use super::exchange::Sent;
 use super::node::{Node, lock};
 use super::sockets::{connect, receive, send};
 use super::words::{Kind, Words};
@@ -22,6 +21,9 @@ use std::time::Duration;
 const GRAIN: usize = 2 << 20;
 /// Number of marks by which no process is ever ahead of another.
 const FAR: u32 = 1 << 30;
+
+/// Marks after which each piece of a GPU has been sent: to peers, to itself.
+pub(super) type Sent = Result<Vec<[Mark; 2]>>;
 
 /// One process among those of a group.
 #[derive(Debug)]
