@@ -79,7 +79,7 @@ class ForwardModel(eqx.Module):
 
     @property
     def layout(self) -> tuple[tuple[int, ...], NamedSharding]:
-        """Shape of the field, and its division over devices; by default those of the mesh."""
+        """Shape of the field, and its division over devices; by default as the mesh."""
         return self.config.mesh_shape, self.config.decomposition.sharding
 
     def response(self, parameters: Mapping[str, ArrayLike]) -> Array | None:

@@ -43,7 +43,7 @@ class Catalogue:
     Args:
       columns: arrays with a row for each object, by name.
       units: units of the columns, by name.
-      about: what holds for all of them, such as the box and the cosmology.
+      about: facts about all of them, such as the box and the cosmology.
     """
 
     columns: dict[str, np.ndarray]

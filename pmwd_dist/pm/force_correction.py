@@ -108,7 +108,7 @@ class ForceCorrection(eqx.Module):
 
         Args:
           config: the simulation.
-          cosmo: its cosmology, to compare with those of the training.
+          cosmo: its cosmology, to compare with the training.
 
         Raises:
           ValueError: none was trained for such particles, mesh, steps or start; the message has the nearest one.

@@ -82,7 +82,7 @@ class Particles(eqx.Module):
         """Peculiar velocities a dx/dt [km/s] at a scale factor; default: the one that these particles are made for.
 
         Raises:
-          ValueError: the scale factor must be given, is none, or is not that of the particles.
+          ValueError: the scale factor must be given, is none, or another one than the particles have.
         """
         at = self.origin.a if a is None else a
         if at is None:

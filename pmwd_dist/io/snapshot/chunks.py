@@ -1,6 +1,6 @@
 """The particles of a snapshot as the chunks of its arrays, computed on the devices.
 
-A chunk is what the file holds: rows of an array, and their checksum by HDF5's filter fletcher32.
+A chunk has rows of an array as the file holds them, and their checksum by HDF5's filter fletcher32.
 """
 
 from __future__ import annotations

@@ -43,13 +43,13 @@ def load_initial_conditions(
     """Read initial conditions, particles of one mass on a lattice, onto the devices of a config. Collective.
 
     Particles (type 1) may be in any order. Their lattice sites follow from IDs, the order of the file or rounded
-    positions. Positions stay those of the file, also where its lattice lies half a cell beside ours.
+    positions. Positions stay as in the file, also where its lattice lies half a cell beside ours.
 
     Args:
       path: a file in the format of Gadget or SWIFT, any of a set (name.0.hdf5), their common name, or a folder.
       cosmo: cosmology of the simulation.
-      config: the simulation; its box, lattice and a_start must be those of the file.
-      check_motion: whether velocities must be those of linear growth of the displacements, on scales where this holds:
+      config: the simulation; its box, lattice and a_start must agree with the file.
+      check_motion: whether velocities must follow linear growth of the displacements, on scales where this holds:
         a difference beyond 3 % is a warning, and beyond 10 % an error.
 
     Raises:

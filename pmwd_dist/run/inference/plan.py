@@ -204,7 +204,7 @@ class InferencePlan(Plan):
 def narrow_halo(plan: InferencePlan) -> str | None:
     """Problem of a fixed halo that half of the draws of the prior exceed at the end of the simulation.
 
-    Displacements are those of linear theory. "auto" chooses a width at each step of each simulation. Collective.
+    Displacements follow linear theory. "auto" chooses a width at each step of each simulation. Collective.
     """
     config, halo = plan.simulation.config, plan.simulation.config.halo
     if halo == "auto" or config.decomposition.size == 1 or plan.settings.model.gravity == "linear":
