@@ -196,7 +196,7 @@ def test_rounding_does_not_change_the_identity_of_a_model() -> None:
     forward = infer.Simulation(config, jax_cosmo.Planck15(), gravity="lpt", bias="b1")
 
     def rounded(forward: Any) -> Any:
-        return forward.table.factors, forward.linear_power.power
+        return forward.cosmo.factors, forward.linear_power.power
 
     elsewhere = eqx.tree_at(rounded, forward, replace_fn=lambda x: x * (1 + 1e-7))
     assert all((x != y).any() for x, y in zip(rounded(forward), rounded(elsewhere), strict=True))
