@@ -201,7 +201,7 @@ def test_rounding_does_not_change_the_identity_of_a_model() -> None:
     elsewhere = eqx.tree_at(rounded, forward, replace_fn=lambda x: x * (1 + 1e-7))
     assert all((x != y).any() for x, y in zip(rounded(forward), rounded(elsewhere), strict=True))
     assert identity_of({"model": elsewhere}) == identity_of({"model": forward})
-    other = eqx.tree_at(lambda forward: forward.table.cosmo.h, forward, replace_fn=lambda h: h + 1e-7)
+    other = eqx.tree_at(lambda forward: forward.cosmo.cosmo.h, forward, replace_fn=lambda h: h + 1e-7)
     assert identity_of({"model": other}) != identity_of({"model": forward})
 
 
