@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, get_args
 
 import equinox as eqx
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from pmwd_dist._checks import check_choice
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.infer.forward import Observable, checked_table, number_or_name, on_host, value_of
+from pmwd_dist.observe.assignment import Window, with_window
 from pmwd_dist.observe.bias import LagrangianBias, bias_weights, checked_smoothing, tracer_density
 from pmwd_dist.observe.redshift_space import direction, redshift_space
 from pmwd_dist.pm.particles import Particles
@@ -29,6 +31,7 @@ class LagrangianGalaxies(Observable):
       smoothing: radius of the filter on the linear density [Mpc/h], as in `observe.bias_weights`.
       line_of_sight: "x", "y" or "z" for redshift space; None: real space.
       linear_power: linear P(k), for bphi and bphidelta; None: the one of the `Simulation`.
+      window: window of the data, as in `observe.counts_from_catalogue`.
     """
 
     b1: str | float = eqx.field(static=True, default=0.0)
@@ -40,6 +43,7 @@ class LagrangianGalaxies(Observable):
     smoothing: float | None = eqx.field(static=True, default=None)
     line_of_sight: str | None = eqx.field(static=True, default=None)
     linear_power: Any = None
+    window: Window = eqx.field(static=True, default="cloud-in-cell")
 
     def __post_init__(self):
         given = {bias.name: number_or_name(getattr(self, bias.name), bias.name) for bias in fields(LagrangianBias)}
@@ -48,6 +52,7 @@ class LagrangianGalaxies(Observable):
         bias = LagrangianBias(**{name: 1.0 if isinstance(x, str) else x for name, x in given.items()})
         checked_smoothing(self.smoothing, bias)
         self.smoothing = on_host(self.smoothing)
+        check_choice(self.window, "window", get_args(Window))
         if self.line_of_sight is not None:
             direction(self.line_of_sight)
         if isinstance(self.linear_power, tuple | list):
@@ -67,7 +72,7 @@ class LagrangianGalaxies(Observable):
         weights = bias_weights(modes, bias, table, config, smoothing=self.smoothing, **primordial)
         if self.line_of_sight is not None:
             particles = redshift_space(particles, table, config, line_of_sight=self.line_of_sight)
-        return tracer_density(particles, weights, config)
+        return with_window(tracer_density(particles, weights, config), config, self.window)
 
     def linear_bias(self, parameters: Mapping[str, ArrayLike]) -> Array:
         """Eulerian bias of long waves, 1 + b1."""

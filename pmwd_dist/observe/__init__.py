@@ -4,6 +4,8 @@ from pmwd_dist._jax.lazy import lazy_names as _lazy_names
 from pmwd_dist.observe.angular_power import AngularPower as AngularPower
 from pmwd_dist.observe.angular_power import angular_power as angular_power
 from pmwd_dist.observe.angular_power import limber_power as limber_power
+from pmwd_dist.observe.assignment import counts_from_catalogue as counts_from_catalogue
+from pmwd_dist.observe.assignment import with_window as with_window
 from pmwd_dist.observe.bias import LagrangianBias as LagrangianBias
 from pmwd_dist.observe.bias import bias_weights as bias_weights
 from pmwd_dist.observe.bias import eulerian_bias as eulerian_bias

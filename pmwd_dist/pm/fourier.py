@@ -101,7 +101,7 @@ def _inverse(k2: Array) -> Array:
     return 1 / jnp.where(k2 > 0, k2, jnp.inf)
 
 
-def cic_window(shape: Shape3, config: Config, dtype: Any, *, power: int) -> Float[Array, "nx ny nk"]:
+def cic_window(shape: Shape3, config: Config, dtype: Any, *, power: float) -> Float[Array, "nx ny nk"]:
     """Power of the cloud-in-cell window, prod_i sinc^2(k_i h_i / 2) (Hockney & Eastwood 1988, ch. 5)."""
     numbers = wavenumbers(shape, config.decomposition)
     return _product([np.sinc(n / size) ** (2 * power) for n, size in zip(numbers, shape, strict=True)], config, dtype)

@@ -124,9 +124,9 @@ def test_slabs_have_the_same_mocks_and_starts(reference: tuple[Any, ...], cosmo:
 
 
 def test_gradients_agree_with_differences(cosmo: Any) -> None:
-    """Two steps of N-body, galaxies with a Lagrangian bias in redshift space."""
+    """Two steps of N-body, galaxies with a Lagrangian bias in redshift space, counted by the nearest cell."""
     config = configure(mesh_shape=8, box_size=80.0, steps=2)
-    galaxies = infer.LagrangianGalaxies(b1="b1", line_of_sight="z")
+    galaxies = infer.LagrangianGalaxies(b1="b1", line_of_sight="z", window="nearest")
     model = free(config, infer.Simulation(config, cosmo, observable=galaxies))
     position, rng, step = model.draw(jax.random.key(0), b1=0.8), np.random.default_rng(5), 1e-6
     posterior = model.condition(1 + rng.standard_normal((8, 8, 8)))
@@ -140,6 +140,10 @@ def test_gradients_agree_with_differences(cosmo: Any) -> None:
     long = model.forward.response({"b1": 0.8})[:2, 0, 1] / infer.Simulation(config, cosmo).response({})[:2, 0, 1]
     f = float(pmd.growth_rate(0.5, cosmo))
     np.testing.assert_allclose(long, [1.8 + f, 1.8 + f / 2], rtol=1e-6)
+    cic = infer.Simulation(config, cosmo, observable=infer.LagrangianGalaxies(b1="b1", line_of_sight="z"))
+    noise = pmd.white_noise(jax.random.key(1), config)
+    density, other = jax.jit(lambda x: (model.forward(x, {"b1": 0.8})[0], cic(x, {"b1": 0.8})[0]))(noise)
+    np.testing.assert_allclose(density, pmd.observe.with_window(other, config, "nearest"), atol=1e-10)
 
 
 def test_galaxies_respond_to_the_potential_of_the_modes(cosmo: Any) -> None:
@@ -308,6 +312,7 @@ def fields_of(cosmo: Any, kind: Any = infer.LinearField, **options: Any) -> Any:
         (lambda _: infer.LagrangianGalaxies(b1=np.nan), "b1=nan must be a finite number"),
         (lambda _: infer.LagrangianGalaxies(smoothing=jnp.asarray(-1.0)), "smoothing=Array.* must be a finite number"),
         (lambda _: infer.LagrangianGalaxies(b2="b2"), "smoothing=None must be given: the operator of b2 diverges"),
+        (lambda _: infer.LagrangianGalaxies(window="ngp"), "window='ngp' must be 'nearest', 'cloud-in-cell' or"),
         (lambda _: infer.LagrangianGalaxies(line_of_sight="w"), "line_of_sight='w' must be 'x', 'y', 'z' or three"),
         (
             lambda c: infer.LagrangianGalaxies(bphi=1.0, linear_power=[x[::-1] for x in table_of(c, 1.0)]),

@@ -28,6 +28,7 @@ WRONG = {
     "likelihood.nbar: a gaussian likelihood has none": ["likelihood.nbar=2.0"],
     'must be "gaussian", "poisson" or "lensing"; for example "gaussian"': ["likelihood.kind=gauss"],
     'data.selection: is of counts; use likelihood.kind = "poisson"': ["data.selection=a.npy"],
+    'model.window = "nearest": is of particles as galaxies; use bias = "lagrangian"': ["model.window=nearest"],
     'has low = 3.0, which must be less than high=2.0; for example { kind = "uniform"': [
         'priors.b1={ kind = "uniform", low = 3.0, high = 2.0 }'
     ],

@@ -297,10 +297,11 @@ def _forward(settings: InferenceSettings, simulation: SimulationSetup) -> Any:
     bias = 1.0 if model.bias == "none" else biases["b1"]
     if model.gravity == "linear":
         return infer.LinearField(config, cosmo, bias=bias, line_of_sight=line_of_sight, **power)
-    if model.bias != "lagrangian" and line_of_sight is None:
+    if model.bias != "lagrangian" and line_of_sight is None and model.window == "cloud-in-cell":
         return infer.Simulation(config, cosmo, gravity=model.gravity, bias=bias, **gravity)
     chosen = biases if model.bias == "lagrangian" else {}
-    galaxies = infer.LagrangianGalaxies(**chosen, smoothing=model.smoothing, line_of_sight=line_of_sight)
+    options: dict[str, Any] = {"smoothing": model.smoothing, "line_of_sight": line_of_sight, "window": model.window}
+    galaxies = infer.LagrangianGalaxies(**chosen, **options)
     return infer.Simulation(config, cosmo, gravity=model.gravity, observable=galaxies, **gravity)
 
 

@@ -16,6 +16,7 @@ from pmwd_dist.cosmology.sampled_parameters import NAMES, PARAMETERS
 from pmwd_dist.infer import priors
 from pmwd_dist.infer.constants import ENERGY_VARIANCE
 from pmwd_dist.infer.priors import Prior
+from pmwd_dist.observe.assignment import Window
 from pmwd_dist.observe.shells import Assignment
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
 from pmwd_dist.run.settings.section import File, Section, about, one_or_several
@@ -111,6 +112,10 @@ class Model(Section):
     bphidelta: float = about("lagrangian bias of f_nl phi delta", 0.0)
     smoothing: float | None = about("radius of the filter of the lagrangian density [Mpc/h]", None, 4.0, gt=0, le=1e5)
     line_of_sight: Literal["x", "y", "z", "none"] = about("axis of the redshift distortions, or none", "z")
+    window: Window = about(
+        "window of the data on the mesh: cloud-in-cell; nearest, of galaxies counted in cells; or triangular",
+        "cloud-in-cell",
+    )
 
 
 def _positive_or_file(value: object) -> object:

@@ -75,6 +75,8 @@ def _model(settings: InferenceSettings) -> Problems:
     linear = model.gravity == "linear"
     if linear and model.bias == "lagrangian":
         yield 'model.bias = "lagrangian": is of particles; use "eulerian" or "none" with gravity = "linear"'
+    if model.window != "cloud-in-cell" and (linear or model.bias == "eulerian" or settings.likelihood.maps):
+        yield f'model.window = "{model.window}": is of particles as galaxies; use bias = "lagrangian" with nbody or lpt'
     if model.bias == "eulerian" and not linear and model.line_of_sight != "none":
         yield 'model.bias = "eulerian": is in real space only; use line_of_sight = "none", or bias = "lagrangian"'
     if linear and box.particles not in (None, box.mesh):

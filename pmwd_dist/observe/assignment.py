@@ -1,0 +1,140 @@
+"""Catalogues on the mesh: counts of objects in cells by different windows, and the same window for a model."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import partial
+from typing import Any, Literal, get_args
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Real
+
+from pmwd_dist._checks import check_choice
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.program import jit
+from pmwd_dist.config import Config
+from pmwd_dist.parallel.distributed import to_devices
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
+from pmwd_dist.parallel.fft import irfft_block, rfft_block
+from pmwd_dist.parallel.inputs import check_on_host, numbers
+from pmwd_dist.pm import fourier, inputs
+
+Window = Literal["nearest", "cloud-in-cell", "triangular"]
+_ORDERS: dict[Window, int] = {"nearest": 1, "cloud-in-cell": 2, "triangular": 3}  # cells along an axis
+_AT_ONCE = 1 << 20  # objects
+
+
+def counts_from_catalogue(
+    positions: ArrayLike,
+    config: Config,
+    *,
+    weights: ArrayLike | None = None,
+    window: Window = "nearest",
+    interlaced: bool = False,
+) -> Float[Array, "nx ny nz"]:
+    """Number of objects in each cell of the mesh, divided over devices like a density.
+
+    Cell i is centred at i times its side, as in `cic_paint`. Counts by the nearest cell are whole numbers, as a Poisson
+    likelihood expects. A model of them needs the same window, see `with_window`. Of a survey, the counts of random
+    points times the ratio of both numbers are the expected counts without clustering.
+
+    Args:
+      positions: comoving positions, shape (objects, 3) [Mpc/h]; beyond the box they are repeated. All objects on every
+        process.
+      config: configuration of the simulation.
+      weights: weight of each object; default: 1.
+      window: "nearest", "cloud-in-cell" or "triangular" (triangular-shaped cloud), which share an object among 1, 8 or
+        27 cells (Hockney & Eastwood 1988, ch. 5).
+      interlaced: mean with counts on a mesh shifted by half a cell, as `interlaced_density`.
+
+    Raises:
+      ValueError: positions or weights have another shape, are traced or not finite, or the window is unknown.
+
+    Examples:
+      >>> counts = observe.counts_from_catalogue(galaxies.columns["RedshiftSpacePosition"], config)
+    """
+    inputs.check_config(config)
+    check_on_host("counts_from_catalogue", (positions, weights))
+    check_choice(window, "window", get_args(Window))
+    x = np.asarray(numbers(positions, "positions"))
+    w = np.ones(len(x) if x.ndim else 0) if weights is None else np.asarray(numbers(weights, "weights"), float)
+    if x.ndim != 2 or x.shape[1] != 3:
+        raise ArgumentError("positions.shape", x.shape, "must be (objects, 3)")
+    if w.shape != x.shape[:1]:
+        raise ArgumentError("weights.shape", w.shape, f"must be {x.shape[:1]}")
+    for name, values in {"positions": x, "weights": w}.items():
+        if missing := int(np.sum(~np.isfinite(values))):
+            raise ArgumentError(name, values, f"hold {missing} values that are not finite", show_value=False)
+    fields = [_painted(x, w, config, _ORDERS[window], shift) for shift in (0.0, 0.5)[: 1 + interlaced]]
+    dtype = jnp.result_type(float)
+    counts = [to_devices(field.astype(dtype), config.decomposition.sharding) for field in fields]
+    return _interlaced(*counts, config) if interlaced else counts[0]
+
+
+def _painted(x: np.ndarray, weights: np.ndarray, config: Config, order: int, shift: float) -> np.ndarray:
+    """Counts on a mesh that is shifted by some cells, with a window of an order."""
+    shape, total = config.mesh_shape, np.zeros(config.mesh_shape)
+    for low in range(0, len(x), _AT_ONCE):
+        part = slice(low, low + _AT_ONCE)
+        cells = np.mod(x[part].astype(float), config.box_size) / config.cell_size - shift
+        first = np.floor(cells + (0.5 if order % 2 else 0)).astype(int)
+        d = cells - first
+        shares = {
+            1: {0: np.ones_like(d)},
+            2: {0: 1 - d, 1: d},
+            3: {-1: (0.5 - d) ** 2 / 2, 0: 0.75 - d**2, 1: (0.5 + d) ** 2 / 2},
+        }[order]
+        for offsets in itertools.product(shares, repeat=3):
+            share = weights[part] * math.prod(shares[o][:, axis] for axis, o in enumerate(offsets))
+            at = np.ravel_multi_index(tuple((first + offsets).T), shape, mode="wrap")
+            total += np.bincount(at, share, total.size).reshape(shape)
+    return total
+
+
+@partial(jit, static_argnames="config")
+def _interlaced(counts: Array, shifted: Array, config: Config) -> Array:
+    def block(counts: Array, shifted: Array) -> Array:
+        back = fourier.translation(config.mesh_shape, config, counts.dtype, jnp.asarray(-0.5, counts.dtype))
+        keep = fourier.translation(config.mesh_shape, config, counts.dtype, jnp.zeros((), counts.dtype))
+        modes = rfft_block(counts, config.decomposition) * keep + rfft_block(shifted, config.decomposition) * back
+        return irfft_block(modes / 2, config.mesh_shape[2], config.decomposition)
+
+    spec = config.decomposition.spec
+    return config.decomposition.shard_map(block, (spec, spec), spec)(counts, shifted)
+
+
+@on_auto_axes
+def with_window(density: Real[Array, "nx ny nz"], config: Config, window: Window) -> Float[Array, "nx ny nz"]:
+    """A density with another window in place of cloud-in-cell, the one of a painted density.
+
+    In Fourier space, by the ratio of windows: exact but for aliases. A nearest-cell density has more power on small
+    scales, and may be negative where the painted one is about 0.
+
+    Args:
+      density: density from `density` or `tracer_density`.
+      config: configuration of the simulation.
+      window: "nearest", "cloud-in-cell" or "triangular".
+
+    Raises:
+      ValueError: the field is not on the mesh, or the window is unknown.
+
+    Examples:
+      >>> model = observe.with_window(observe.tracer_density(particles, weights, config), config, "nearest")
+    """
+    density = inputs.mesh_field(density, config, "density")
+    check_choice(window, "window", get_args(Window))
+    return density if window == "cloud-in-cell" else _with_window(density, config, _ORDERS[window])
+
+
+@partial(jit, static_argnames=("config", "order"))
+def _with_window(density: Array, config: Config, order: int) -> Array:
+    decomposition, shape = config.decomposition, config.mesh_shape
+
+    def block(density: Array) -> Array:
+        ratio: Any = fourier.cic_window(shape, config, density.dtype, power=order / 2 - 1)
+        return irfft_block(rfft_block(density, decomposition) * ratio, shape[2], decomposition)
+
+    return decomposition.shard_map(block, decomposition.spec, decomposition.spec)(density)

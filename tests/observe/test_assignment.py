@@ -1,0 +1,85 @@
+"""Counts of catalogues in cells against loops over objects, and windows of models against plane waves."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import problems
+import pytest
+
+import pmwd_dist as pmd
+
+SHAPE, BOX = (8, 8, 4), (16.0, 24.0, 8.0)
+
+
+def configure(decomposition: Any = None) -> pmd.Config:
+    return pmd.Config(BOX, SHAPE, halo=4, decomposition=decomposition)
+
+
+def shares(distance: np.ndarray, window: str) -> np.ndarray:
+    """Share of an object in a cell at a distance along an axis [cells]."""
+    x = np.abs(distance)
+    if window == "nearest":
+        return (x < 0.5).astype(float)
+    if window == "cloud-in-cell":
+        return np.maximum(1 - x, 0)
+    return np.where(x < 0.5, 0.75 - x**2, np.maximum(1.5 - x, 0) ** 2 / 2)
+
+
+@pytest.mark.parametrize("window", ["nearest", "cloud-in-cell", "triangular"])
+def test_counts_of_objects(window: Any, decomposition: pmd.Decomposition) -> None:
+    config, random = configure(decomposition), np.random.default_rng(0)
+    x, w = random.uniform(-1, 2, (40, 3)) * BOX, random.uniform(0.5, 2, 40)
+    expected = np.zeros(SHAPE)
+    for cell in itertools.product(*map(range, SHAPE)):
+        away = (x / config.cell_size - cell + np.divide(SHAPE, 2)) % SHAPE - np.divide(SHAPE, 2)
+        expected[cell] = np.sum(w * shares(away, window).prod(axis=1))
+    counts = pmd.observe.counts_from_catalogue(x, config, weights=w, window=window)
+    np.testing.assert_allclose(counts, expected, atol=1e-12)
+    assert counts.sharding.is_equivalent_to(decomposition.sharding, 3)
+    assert float(pmd.observe.counts_from_catalogue(x, config, window=window).sum()) == pytest.approx(40)
+
+
+def test_counts_of_particles_are_their_density() -> None:
+    config = configure()
+    cosmo = problems.cosmology()
+    modes = pmd.linear_modes(pmd.white_noise(jax.random.key(0), config), cosmo, config)
+    particles = pmd.lpt(modes, cosmo, config)
+    counts = pmd.observe.counts_from_catalogue
+    x = np.asarray(particles.positions(config)).reshape(-1, 3)
+    np.testing.assert_allclose(counts(x, config, window="cloud-in-cell"), pmd.density(particles, config), atol=1e-9)
+    both = counts(x, config, window="cloud-in-cell", interlaced=True)
+    np.testing.assert_allclose(both, pmd.observe.interlaced_density(particles, config), atol=1e-9)
+
+
+def test_windows_of_waves(decomposition: pmd.Decomposition) -> None:
+    config, n = configure(decomposition), np.array([1, 2, 1])
+    phase = 2 * np.pi * sum(i * k / size for i, k, size in zip(np.indices(SHAPE), n, SHAPE, strict=True))
+    window = np.prod(np.sinc(n / SHAPE))
+
+    change = jax.jit(pmd.observe.with_window, static_argnums=(1, 2))
+    painted = 1 + 0.3 * window**2 * np.cos(phase)
+    for order, name in enumerate(("nearest", "cloud-in-cell", "triangular"), start=1):
+        np.testing.assert_allclose(change(painted, config, name), 1 + 0.3 * window**order * np.cos(phase), atol=1e-12)
+    # The operator is its own adjoint.
+    u, v = np.random.default_rng(1).standard_normal((2, *SHAPE))
+    transposed = jax.vjp(lambda x: change(x, config, "nearest"), jnp.asarray(v))[1](jnp.asarray(u))[0]
+    np.testing.assert_allclose(transposed, change(u, config, "nearest"), atol=1e-12)
+
+
+def test_wrong_catalogues_are_refused() -> None:
+    config, x = configure(), np.ones((5, 3))
+    refused: dict[str, tuple[Any, dict[str, Any]]] = {
+        r"positions.shape=\(5, 2\) must be \(objects, 3\)": (x[:, :2], {}),
+        "positions hold 1 values that are not finite": (np.where(np.arange(15).reshape(5, 3) == 4, np.nan, x), {}),
+        r"weights.shape=\(4,\) must be \(5,\)": (x, {"weights": np.ones(4)}),
+        "window='tsc' must be 'nearest', 'cloud-in-cell' or 'triangular'": (x, {"window": "tsc"}),
+        "positions.dtype=.* must be a type of numbers": ("text", {}),
+    }
+    for message, (positions, options) in refused.items():
+        with pytest.raises(ValueError, match=message):
+            pmd.observe.counts_from_catalogue(positions, config, **options)
