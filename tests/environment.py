@@ -31,6 +31,7 @@ import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
 
 import pmwd_dist as pmd  # noqa: E402
+from pmwd_dist._jax import program  # noqa: E402
 from pmwd_dist.io import compilation_cache  # noqa: E402
 from pmwd_dist.pm import paint  # noqa: E402
 from pmwd_dist.pm.gravity import acceleration  # noqa: E402
@@ -65,6 +66,7 @@ def _keep_programs_of_one_device() -> None:
         return None if devices.size > 1 else key(options, backend, computation, devices, *args, **kwargs)
 
     jax_compiler._get_cache_key = of_one_device
+    program._cache_settled[0] = True
 
 
 _share_programs()

@@ -2,7 +2,8 @@
 
 On CPUs, the collectives of two programs in flight can wait for each other forever, between processes as between the
 devices of one process. With JAX_CPU_ENABLE_ASYNC_DISPATCH=false, too, calls can return before their program has ended.
-To be deleted when JAX orders the collectives of programs on CPUs.
+And devices run the collectives of one program that was read from JAX's persistent cache in different orders, and wait
+for each other (jaxlib 0.10.2). To be deleted when JAX orders the collectives on CPUs.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from typing import Any, ParamSpec, TypeVar
 import equinox as eqx
 import jax
 from jax.core import Tracer
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jaxtyping import Array
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _calls = [0]
+_cache_settled = [False]
 _METHODS = ("lower", "trace", "clear_cache", "_cache_size")
 
 
@@ -40,9 +43,24 @@ def calls() -> int:
 
 def ended(tree: T) -> T:
     """Arrays of a program that has ended, where there are several devices on CPUs; elsewhere, and traced, at once."""
-    if jax.default_backend() == "cpu" and jax.device_count() > 1:
+    if _several_cpus():
         jax.block_until_ready([x for x in map(_computed, jax.tree.leaves(tree)) if isinstance(x, Array)])
     return tree
+
+
+def settle_cache() -> bool:
+    """Switch JAX's persistent cache off on several CPU devices, once; whether it is on."""
+    config: Any = jax.config
+    if not _cache_settled[0]:
+        _cache_settled[0] = True
+        if _several_cpus() and config.jax_enable_compilation_cache:
+            config.update("jax_enable_compilation_cache", False)
+            reset_cache()  # JAX looks at its settings once, when it compiles its first program
+    return config.jax_enable_compilation_cache
+
+
+def _several_cpus() -> bool:
+    return jax.default_backend() == "cpu" and jax.device_count() > 1
 
 
 def _computed(x: Any) -> Any:
@@ -55,6 +73,7 @@ def _computed(x: Any) -> Any:
 def _waiting(compiled: Any) -> Any:
     @functools.wraps(compiled, updated=())
     def run(*args: Any, **kwargs: Any) -> Any:
+        settle_cache()
         out = ended(compiled(*args, **kwargs))
         _calls[0] += 1
         return out

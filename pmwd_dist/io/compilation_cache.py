@@ -16,6 +16,7 @@ import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from pmwd_dist._files import cache_folder, message
+from pmwd_dist._jax.program import settle_cache
 
 MAX_BYTES = 1 << 30
 _ENTRY = "*-cache"
@@ -38,12 +39,7 @@ def enable_compilation_cache(warn: Callable[[str], None] | None = None) -> None:
     """
     warn = _warn if warn is None else warn
     config: Any = jax.config
-    if not config.jax_enable_compilation_cache:
-        return
-    if jax.default_backend() == "cpu" and jax.device_count() > 1:
-        # Devices run the collectives of a program that was read in different orders, and wait for each other (jaxlib
-        # 0.10.2).
-        config.update("jax_enable_compilation_cache", False)
+    if not settle_cache():
         return
     if (chosen := config.jax_compilation_cache_dir) is not None:
         if "://" not in chosen and (found := _open_to_others(Path(chosen))) is not None:

@@ -79,7 +79,7 @@ def third_order(p1: Array, weights: Array, config: Config) -> list[Array]:
 
     @wrap
     def sums(p1: Array, weights: Array) -> list[Array]:
-        keep = fourier.translation(config.particle_shape, config, p1.real.dtype, jnp.zeros(())).real
+        keep = fourier.translation(config.particle_shape, config, p1.real.dtype, jnp.zeros((), p1.real.dtype)).real
         p1, source = after(p1, wrap(shifted)(p1)[0])
         minors, determinant = wrap(invariants)(p1)
         p2 = potential(scaled(source + minors, keep / 2), config)

@@ -302,7 +302,7 @@ def bands(
         low, below, middle, above, high = np.where(some, levels, np.nan)
         ax.fill_between(k, low, high, color=COLOURS[0], alpha=0.15, lw=0, label="95 % of the samples")
         ax.fill_between(k, below, above, color=COLOURS[0], alpha=0.3, lw=0, label="68 %")
-        ax.plot(k, middle, color=COLOURS[0], lw=2)
+        ax.plot(k, middle, color=COLOURS[0], lw=2, marker="o" if len(k) == 1 else "")
         if reference is not None:
             ax.plot(k, reference, label=name, **TRUTH)
         if "P(k)" in label or "C_" in label:

@@ -25,7 +25,7 @@ def test_a_suite_writes_its_records_and_table(
     assert max(less["decorrelation"]) > 1e-7
     assert same["power_ratio"] == [1.0] * 4
     assert same["decorrelation"] == [0.0] * 4
-    assert "must have 2 cells" in wrong["error"]
+    assert "must be a whole number, 2 or more" in wrong["error"]
     table = capsys.readouterr().out.splitlines()
     assert table[3].count("|") == table[4].count("|") == table[5].count("|")
     assert "+0.00 (0e+00)" in table[5]

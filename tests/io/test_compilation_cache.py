@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pmwd_dist._jax import program
 from pmwd_dist.io import compilation_cache
 
 
@@ -34,7 +35,9 @@ class Config(SimpleNamespace):
 def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Config:
     config = Config()
     one = SimpleNamespace(config=config, default_backend=lambda: "cpu", device_count=lambda: 1)
-    monkeypatch.setattr(compilation_cache, "jax", one)
+    for module in (compilation_cache, program):
+        monkeypatch.setattr(module, "jax", one)
+    monkeypatch.setattr(program, "_cache_settled", [False])
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return config

@@ -14,15 +14,17 @@ from pmwd_dist.run.settings import InferenceSettings
 def make_likelihood(settings: InferenceSettings, forward: Any, data: Mapping[str, np.ndarray]) -> infer.Likelihood:
     """The likelihood of these settings, a forward model and the arrays of files, by key."""
     section, given, mask = settings.likelihood, settings.priors.given, data.get("data.mask")
-    if section.kind == "gaussian":
-        sigma = "sigma" if "sigma" in given else data.get("likelihood.sigma", section.sigma)
-        return infer.Gaussian(sigma, mask=mask, k_max=section.k_max)
-    if section.kind == "poisson":
-        nbar = "nbar" if "nbar" in given else section.nbar
-        return infer.Poisson(nbar, mask=mask, selection=data.get("data.selection"))
-    density = section.density or ()
-    number = density[0] if len(density) == 1 else density
-    return infer.ShapeNoise(forward, number, ellipticity=section.ellipticity, mask=mask)
+    match section.kind:
+        case "gaussian":
+            sigma = "sigma" if "sigma" in given else data.get("likelihood.sigma", section.sigma)
+            return infer.Gaussian(sigma, mask=mask, k_max=section.k_max)
+        case "poisson":
+            nbar = "nbar" if "nbar" in given else section.nbar
+            return infer.Poisson(nbar, mask=mask, selection=data.get("data.selection"))
+        case "lensing":
+            density = section.density or ()
+            number = density[0] if len(density) == 1 else density
+            return infer.ShapeNoise(forward, number, ellipticity=section.ellipticity, mask=mask)
 
 
 def unusual_data(settings: InferenceSettings, data: np.ndarray, selection: np.ndarray | None) -> str | None:
