@@ -52,6 +52,15 @@ TimeLimit = Annotated[
 ]
 
 
+# Options of JAX whatever the environment says: random numbers of a seed follow from two of them.
+_OPTIONS_OF_JAX = {
+    "jax_numpy_dtype_promotion": "standard",
+    "jax_default_prng_impl": "threefry2x32",
+    "jax_threefry_partitionable": True,
+    "jax_transfer_guard": "allow",
+}
+
+
 class CommandError(Exception):
     """The command or the configuration is wrong; nothing was started."""
 
@@ -283,7 +292,8 @@ def autotune(
 @part("device start")
 def _start(*command: object) -> None:
     """Join all processes, which must have the same command, up to files and settings. Collective."""
-    jax.config.update("jax_numpy_dtype_promotion", "standard")  # of this program, whatever the environment says
+    for name, value in _OPTIONS_OF_JAX.items():
+        jax.config.update(name, value)
     try:
         distributed.initialize()
     except RuntimeError as error:

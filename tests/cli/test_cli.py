@@ -83,13 +83,22 @@ def test_version(cli: Cli):
 SHORT = [x for key in ("box.mesh=4", "time.steps=1", "time.lpt_order=1", "devices.pdims=[1,1]") for x in ("--set", key)]
 
 
-def test_the_program_promotes_types_whatever_the_environment_says(cli: Cli, file: Path):
-    jax.config.update("jax_numpy_dtype_promotion", "strict")
-    try:
-        code, _, err = cli("run", file, "-o", file.parent / "out", *SHORT)
-    finally:
-        jax.config.update("jax_numpy_dtype_promotion", "standard")
-    assert code == 0, err
+def test_the_program_sets_options_of_jax_whatever_the_environment_says(cli: Cli, file: Path):
+    others = {"default_prng_impl": "rbg", "threefry_partitionable": False, "transfer_guard": "disallow"}
+    options = {"default_prng_impl": "threefry2x32", "threefry_partitionable": True, "transfer_guard": "allow"}
+    options, others = options | {"numpy_dtype_promotion": "standard"}, others | {"numpy_dtype_promotion": "strict"}
+    tables: list[str] = []
+    for values in (options, others):
+        try:
+            for name, value in values.items():
+                jax.config.update(f"jax_{name}", value)
+            code, _, err = cli("run", file, "-o", file.parent / "out", "--overwrite", *SHORT)
+        finally:
+            for name, value in options.items():
+                jax.config.update(f"jax_{name}", value)
+        assert code == 0, err
+        tables.append((file.parent / "out/power_z0.000.csv").read_text(encoding="utf-8"))
+    assert tables[0] == tables[1]
 
 
 def test_huge_requests_fail(cli: Cli, file: Path):

@@ -140,9 +140,6 @@ for name, option in {
 codes["folder"] = command("run", "small.toml", "--output", f"folder{rank}")
 codes["missing"] = command("run", ["small.toml", "none.toml"][rank])
 codes["verb"] = command(["run", "check"][rank], "small.toml")
-jax.config.update("jax_default_prng_impl", ["threefry2x32", "rbg"][rank])
-codes["random"] = command("run", "small.toml", "--output", "random")
-jax.config.update("jax_default_prng_impl", "threefry2x32")
 installed = fingerprint.version
 fingerprint.version = lambda name: "0" if (name, rank) == ("jaxlib", 1) else installed(name)
 codes["version"] = command("run", "small.toml", "--output", "version")
@@ -292,7 +289,6 @@ def test_processes(tmp_path: Path, no_figures: None):
         "process 1 was started with `check`, and process 0 with `run`",
         'the version of jaxlib is "0" in process 1, and "',
         "other devices are planned in one process",
-        'jax_default_prng_impl is "rbg" in process 1, and "threefry2x32" in process 0',
         "folder1",
         "interrupted after step 1 of 3",
         "small: not empty",

@@ -9,7 +9,6 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -25,7 +24,6 @@ _PACKAGES = ("pmwd-dist", "jax", "jaxlib", "diffrax", "jax-cosmo", "numpy", "h5p
 # Sections and keys that a resumed job may have otherwise, in an edited file or by `resume --set`.
 # Devices change only rounding.
 _OBSERVED = tuple(f"observe.{name}" for name, output in SECTIONS.items() if output.free)
-_RANDOM = ("jax_default_prng_impl", "jax_threefry_partitionable")  # options of JAX that change random numbers
 _FREE = ("devices", "sampler.chain_devices", "output", "checks", "sampler.steps", *_OBSERVED)
 _REMEDIES = {
     "version": "install that version of pmwd-dist, or start a new run",
@@ -94,8 +92,6 @@ def compare_processes(job: Plan, **options: Any) -> list[str]:
     """
     own = {**job.settings.values(), **identity(job), **options, "folder": str(job.folder.absolute())}
     own |= {f"the version of {name}": text for name, text in versions().items()}
-    options_of_jax: Any = jax.config
-    own |= {name: getattr(options_of_jax, name) for name in _RANDOM}
     own["devices.backend"] = job.simulation.config.decomposition.backend.name  # of the environment, where it is "auto"
     free = {"XLA_FLAGS": os.environ.get("XLA_FLAGS", ""), "the version of equinox": version("equinox")}
     (first, alike), *pairs = map(json.loads, exchange(json.dumps([own, free])))
