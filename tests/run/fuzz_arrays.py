@@ -125,6 +125,7 @@ MADE_UP: dict[str, dict[str, Change]] = {
         "no type": header("'nonsense'", "(4, 6, 8)", data=8 * 192),
         "brackets": header("'<f8'", "(" * 3000),
         "version 9": header("'<f8'", "(4, 6, 8)", version=b"\x09\x00", data=8 * 192),
+        "header of 4 GB": lambda folder: _replace(folder / "d.npy", b"\x93NUMPY\x02\0\xff\xff\xff\xef"),
         "no tuple": header("'<f8'", "192", data=8 * 192),
     },
     "hdf5": {

@@ -67,6 +67,7 @@ def test_the_reason_is_named(tmp_path: Path) -> None:
     assert reason("npy", "pipe") == "not a regular file"
     assert reason("npy", "zip") == "is no .npy file, or damaged: it is a zip file"
     assert reason("npy", "fewer values").startswith("is no .npy file, or damaged: mmap length is greater than file")
+    assert reason("npy", "header of 4 GB").endswith("its header is larger than 64 kB")
     assert reason("hdf5", "pipe") == "not a file"
     assert reason("hdf5", "virtual") == "has group/data with its values in other files: pass those"
     assert reason("hdf5", "external link") == "has a link at group/data, where the array itself must be"

@@ -96,7 +96,10 @@ def _check(shape: Any, dtype: np.dtype, wanted: tuple[Shape, ...]) -> None:
 
 
 def _of_npy(path: Path, wanted: tuple[Shape, ...]) -> np.ndarray:
-    open_regular(path).close()
+    with open_regular(path) as file:
+        start = file.read(12)
+    if start[:8] in (b"\x93NUMPY\x02\x00", b"\x93NUMPY\x03\x00") and start[10:] > b"\0\0":  # length of the header
+        raise ValueError("is no .npy file, or damaged: its header is larger than 64 kB")
     try:
         with warnings.catch_warnings(action="ignore"):
             values = np.load(path, mmap_mode="r")
