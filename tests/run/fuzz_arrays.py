@@ -149,6 +149,8 @@ MADE_UP: dict[str, dict[str, Change]] = {
         "no values": _data(SHAPE, "f8"),
         "bomb": _bomb(_BOMB, **hdf5plugin.Zstd()),
         "gzip bomb": _bomb(zlib.compress(bytes(1 << 26)), compression="gzip"),
+        "short chunks": _bomb(b"\x50\x2a\x4d\x18" + bytes(4) + _BOMB, **hdf5plugin.Zstd()),
+        "short gzip chunks": _bomb(zlib.compress(bytes(700)), compression="gzip"),
         "other filters": _data(data=VALUES, chunks=(2, 6, 8), **hdf5plugin.Bitshuffle()),
         "large chunks": _data(SHAPE, "f8", maxshape=(None,) * 3, chunks=(400, 400, 400), compression=1),
         "1 TB": _data((10**6, 10**6), "f8", chunks=(1024, 1024)),

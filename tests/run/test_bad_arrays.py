@@ -75,6 +75,8 @@ def test_the_reason_is_named(tmp_path: Path) -> None:
     assert reason("hdf5", "other shape", fuzz.SHAPE) == "has the shape [4, 6, 9], and box.mesh is [4, 6, 8]"
     for name in ("bomb", "gzip bomb"):
         assert reason("hdf5", name).endswith(": a chunk of group/data unpacks to more than its 768 bytes")
+    for name in ("short chunks", "short gzip chunks"):
+        assert reason("hdf5", name).endswith(": a chunk of group/data unpacks to less than its 768 bytes")
     assert reason("hdf5", "other filters") == "has group/data with other filters than one of zlib, lzf, blosc, zstd"
     large = "in chunks of 512 MB, much more than all its values"
     assert reason("hdf5", "large chunks") == f"has group/data {large}"

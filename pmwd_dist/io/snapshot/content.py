@@ -164,20 +164,31 @@ def check_chunk(size: int, whole: int, path: str) -> None:
         raise Malformed(f"has {path} in chunks of {size / 1e6:.0f} MB, much more than all its values")
 
 
-def check_stored(size: int, chunk: bytes, codec: str, path: str) -> None:
-    """Raise Malformed if a chunk of `size` bytes, compressed by `codec`, unpacks to much more than that."""
+def check_stored(size: int, chunk: bytes, codec: str, path: str, *, whole: bool) -> None:
+    """Raise Malformed if a chunk of `size` bytes, compressed by `codec`, unpacks to much more than that, or to less.
+
+    HDF5 leaves memory as it was where a chunk unpacks to less. Chunks that are `whole` have no numbers of fewer bits.
+    """
     most = 2 * size + (1 << 12)  # filters may widen the numbers
-    if max(len(chunk), unpacked_size(codec, chunk, most)) > most:
+    unpacked = unpacked_size(codec, chunk, most)
+    if max(len(chunk), unpacked) > most:
         raise Malformed(f"is damaged: a chunk of {path} unpacks to more than its {size} bytes")
+    if whole and codec != "lzf" and unpacked < size:
+        raise Malformed(f"is damaged: a chunk of {path} unpacks to less than its {size} bytes")
 
 
 def unpacked_size(codec: str, chunk: bytes, most: int) -> int:
-    """Unpacked size of a chunk, or a number above `most` if it is larger; 0 where the codec bounds it."""
+    """Unpacked size of a chunk, or a number above `most` if it is larger; 0 where the codec bounds it.
+
+    An empty codec is that of chunks which are stored as they are.
+    """
+    if not codec:
+        return len(chunk)
     if codec == "zlib":
         return len(zlib.decompressobj().decompress(chunk, most + 1))
     if codec == "blosc":
         return int.from_bytes(chunk[4:8], "little")
-    if codec != "zstd" or len(chunk) < 16 or chunk[:4] != b"\x28\xb5\x2f\xfd":
+    if codec != "zstd" or len(chunk) < 6 or chunk[:4] != b"\x28\xb5\x2f\xfd":
         return 0
     # RFC 8878, 3.1.1.1: descriptor, window of one byte unless it is a single segment, dictionary, content size.
     single, flag, place = chunk[4] >> 5 & 1, chunk[4] >> 6, 5 + (0, 1, 2, 4)[chunk[4] & 3]
@@ -193,9 +204,10 @@ def _check_chunks(data: Dataset, low: int, high: int) -> None:
     (place, codec), size = codecs[0], math.prod(data.chunks) * data.dtype.itemsize
     starts = [range(0, n, c) for n, c in zip(data.shape, data.chunks, strict=True)]
     starts[0] = range(low - low % data.chunks[0], min(high, data.shape[0]), data.chunks[0])
+    whole = not any(code in _COUNTED for code, _ in _filters(data))
     for offset in itertools.product(*starts):
         skipped, chunk = data.id.read_direct_chunk(offset)
-        check_stored(size, chunk, "" if skipped >> place & 1 else codec, path_of(data))
+        check_stored(size, chunk, "" if skipped >> place & 1 else codec, path_of(data), whole=whole)
 
 
 def rows(data: Dataset, low: int, high: int | None) -> np.ndarray:
