@@ -63,14 +63,15 @@ def linear_modes(
         positive values skew the density positively. A table must have the n_s of the cosmology. None: Gaussian modes.
 
     Raises:
-      ValueError: noise of another shape, or a table of P(k) that is too short for the box, unsorted or not positive.
+      ValueError: noise of another shape, or f_nl beyond 1e6, or a table of P(k) that is too short for the box,
+        unsorted or not positive.
 
     Examples:
       >>> modes = pmd.linear_modes(noise, jax_cosmo.Planck15(), config)
     """
     noise = inputs.lattice_field(noise, config, "noise")
     if f_nl is not None:
-        check_number(f_nl, "f_nl")
+        check_number(f_nl, "f_nl", -1e6, 1e6)
     if linear_power is None or isinstance(linear_power, str):
         name, values = _transfer(linear_power), parameters_of(cosmo)
         linear.check_transfer(name, values)

@@ -173,6 +173,7 @@ MISUSE: list[tuple[Any, str]] = [
     (lambda: pmd.with_dark_energy(COSMO, [0.3, np.inf], [-1.0, -1.0]), "positive, finite a that ascend"),
     (lambda: pmd.with_dark_energy(COSMO, [0.3, 1.0], [-1.0, 40.0]), "w within 5"),
     (lambda: pmd.linear_modes(FIELD, COSMO, CONFIG, f_nl=np.nan), r"f_nl=nan must be a finite number"),
+    (lambda: pmd.linear_modes(FIELD, COSMO, CONFIG, f_nl=1e300), r"f_nl=1e\+300 must be a finite number from -1e\+06"),
     (lambda: pmd.white_noise(jax.random.key(0), CONFIG, fixed="no"), r"fixed='no' must be True or False"),
     (lambda: pmd.ForceCorrection(0.0), r"spacing=0.0 must be a finite number from 0.001 to 1e\+06 Mpc/h"),
     (lambda: pmd.ForceCorrection(jnp.float32(-2.0)), r"spacing=Array\(-2., .* must be a finite number from 0.001"),

@@ -123,7 +123,7 @@ class Cosmology(Section):
         gt=0,
     )
     m_nu: float = about("sum of the masses of three degenerate neutrinos, a part of omega_m [eV]", 0.0, ge=0, le=3)
-    f_nl: float = about("local primordial non-Gaussianity; of an inference, with a prior", 0.0)
+    f_nl: float = about("local primordial non-Gaussianity; of an inference, with a prior", 0.0, ge=-1e6, le=1e6)
     linear_power: _Power = about(
         f"transfer function of the linear P(k): {' or '.join(TRANSFERS)}; or a text file with P(k) at a = 1 in two "
         "columns, k [h/Mpc] and P [(Mpc/h)^3], path relative to this file",
