@@ -84,7 +84,8 @@ def sync(path: Path) -> None:
     try:
         handle = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(handle)
+            with naming(str(path)):
+                os.fsync(handle)
         finally:
             os.close(handle)
     except OSError as error:
