@@ -126,6 +126,8 @@ def test_our_own_snapshots_at_any_time(tmp_path: Path, initial: pmd.Particles, s
     np.testing.assert_allclose(found.disp, disp, atol=1e-12)
     with pytest.raises(ValueError, match=r"particle_shape=\(16, 8, 4\) is not .*; its lattice is \(8, 8, 8\)"):
         pmd.load_initial_conditions(path, cosmo, replace(config, particle_shape=(16, 8, 4), mesh_shape=16))
+    with pytest.raises(ValueError, match="check_motion='no' must be True or False"):
+        pmd.load_initial_conditions(path, cosmo, config, check_motion="no")  # type: ignore[arg-type]
     tabulated = pmd.with_dark_energy(cosmo, [0.5, 1.0], [-0.8, -1.0])
     with pytest.raises(ValueError, match="cosmo.w_table can't be compared with w_0 and w_a of the snapshot"):
         pmd.load_initial_conditions(path, tabulated, config)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from pmwd_dist._checks import check_flag
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
@@ -62,6 +63,7 @@ def load_initial_conditions(
       >>> solution = pmd.nbody(particles, cosmo, config)
     """
     check_config(config)
+    check_flag(check_motion, "check_motion")
     with raise_on_all_processes():
         found = find_initial_conditions(Path(path), cosmo, config, check_motion=check_motion)
     return found.read(cosmo, config, partial(warnings.warn, stacklevel=4))
