@@ -91,3 +91,5 @@ def test_values_are_not_read_before_the_shape_is_compared(tmp_path: Path, monkey
     for name in ("a.npy", "a.h5:/a"):
         _, (line,) = read_files({"data.file": str(tmp_path / name)}, (3, 3, 3))
         assert line.endswith("has the shape [2, 3], and box.mesh is [3, 3, 3]")
+    _, (line,) = read_files({"data.file": f"{tmp_path / 'a.h5'}:/"})
+    assert line.endswith("holds no data set /; it has a")

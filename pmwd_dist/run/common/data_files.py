@@ -119,7 +119,7 @@ def _of_hdf5(path: Path, dataset: str, wanted: tuple[Shape, ...]) -> np.ndarray:
             *groups, last = [part for part in dataset.split("/") if part] or [""]
             item = file
             for part in (*groups, last):
-                if not isinstance(item, h5py.Group) or not content.has(item, part):
+                if not part or not isinstance(item, h5py.Group) or not content.has(item, part):
                     raise content.Malformed(f"holds no data set {dataset}; it has {_names(file)}")
                 kind = h5py.Dataset if part is last else h5py.Group
                 item = content.member(item, part, kind)
