@@ -208,4 +208,5 @@ def message(error: Exception) -> str:
     """Cause of an error; of an OSError with its file name, and without its number."""
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
-    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    name = error.filename2 or error.filename  # of a file that is renamed: its final name
+    return f"{name}: {error.strerror}" if name else error.strerror

@@ -342,6 +342,9 @@ def test_no_file_is_written_through_a_link(run: SimulationJob, tmp_path: Path):
         file.write_text("ours")
     assert mine.read_text() == "mine"
     assert (run.folder / "power_z1.000.csv").read_text() == "ours"
+    with pytest.raises(IsADirectoryError) as error, atomic_write(run.folder) as file:
+        file.write_text("ours")
+    assert _files.message(error.value) == f"{run.folder}: Is a directory"
 
 
 def test_a_long_stage_is_named_while_it_lasts(run: SimulationJob, monkeypatch: pytest.MonkeyPatch) -> None:
