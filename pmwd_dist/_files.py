@@ -16,7 +16,7 @@ from typing import BinaryIO
 LARGEST = 64_000_000  # usual limit of a file that is read at once [bytes]
 _FULL = 1 << 20  # a file system with fewer free bytes is full
 # Errors of file systems (SMB, FUSE, NFS) that can't flush folders, or reserve space.
-_UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EBADF)
+_UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EPERM, errno.EBADF)
 
 
 def cache_folder() -> Path:

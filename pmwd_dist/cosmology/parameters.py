@@ -194,8 +194,9 @@ def with_dark_energy(
     Examples:
       >>> cosmo = pmd.with_dark_energy(jax_cosmo.Planck15(), [0.3, 0.7, 1.0], [-0.8, -0.9, -1.0])
     """
+    check_number(w, "w", several=True)
     nodes, values = as_array(a), as_array(w)
-    if nodes.ndim != 1 or nodes.shape != values.shape:
+    if nodes.ndim != 1 or nodes.size == 0 or nodes.shape != values.shape:
         constraint = f"has shape {values.shape}, and a has {nodes.shape}"
         raise ArgumentError("w", w, constraint, "pass two equal 1-D arrays", show_value=False)
     table = jnp.stack([nodes, values], 1)

@@ -35,11 +35,15 @@ def tabulate(factor: PotentialFactor, a: Float[Array, ""], config: Config) -> Ta
     """
     nodes = np.maximum(np.arange(_INTERVALS + 1), 1) / _INTERVALS  # k = 0 is never used
     k = jnp.asarray(largest_wavenumber(config) * nodes**2, a.dtype)
-    values = factor(k, a)
+    try:
+        values = jnp.asarray(factor(k, a), a.dtype)
+    except (TypeError, ValueError) as error:
+        constraint = f"fails for wavenumbers k [h/Mpc] and a number a: {error}"
+        raise ArgumentError("potential_factor", factor, constraint, "take (k, a)", show_value=False) from error
     if jnp.shape(values) not in ((), k.shape):
         constraint = f"returns an array of shape {jnp.shape(values)} for k of shape {k.shape} and a number a"
         raise ArgumentError("potential_factor", factor, constraint, "return one value for each k", show_value=False)
-    values = jnp.broadcast_to(jnp.asarray(values, a.dtype), k.shape)
+    values = jnp.broadcast_to(values, k.shape)
     return jnp.where(values > 0, values, jnp.nan)
 
 

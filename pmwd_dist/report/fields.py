@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pmwd_dist._checks import check_number
 from pmwd_dist.report.spectra import angular_power
 from pmwd_dist.report.style import figure_of, make_axes, styled
 
@@ -37,6 +38,8 @@ def density(field: Any, box_size: Any, *, thickness: float | None = None, axes: 
     """
     sides = np.atleast_1d(getattr(box_size, "box_size", box_size)).tolist()
     x, y, *z = sides * 3 if len(sides) == 1 else sides
+    if thickness is not None:
+        check_number(thickness, "thickness", 0, z[0], unit="Mpc/h")
     if np.ndim(field) == 3:
         share = 0.1 if thickness is None else thickness / z[0]
         field = field[:, :, : max(1, round(share * field.shape[2]))].mean(axis=2)

@@ -119,6 +119,8 @@ MISUSE: list[tuple[Any, str]] = [
         lambda: evolve(potential_factor=lambda k, a: k[1:]),
         r"potential_factor returns an array of shape \(127,\) for k of shape \(128,\) and a number a",
     ),
+    (lambda: evolve(potential_factor=lambda k: k), r"potential_factor fails for wavenumbers k .* take \(k, a\)"),
+    (lambda: evolve(potential_factor=lambda k, a: "x"), r"potential_factor fails for wavenumbers k"),
     (lambda: evolve(potential_factor=1.1), r"potential_factor=1.1 must be a function"),
     (lambda: pmd.ReversibleAdjoint(stored_potentials=-1), "stored_potentials=-1 must be a whole number, 0 or more"),
     (lambda: pmd.ReversibleAdjoint(stored_potentials="all"), "stored_potentials='all' must be a number of steps or"),
