@@ -83,8 +83,11 @@ def check_shares(values: Any, name: str) -> None:
     """Raise ArgumentError unless all values are shares from 0 to 1, to the rounding of single precision."""
     if isinstance(values, Tracer):
         return
-    with jax.ensure_compile_time_eval():
+    with jax.ensure_compile_time_eval():  # minima on CPUs leave NaN out
         low, high = float(values.min()), float(values.max())
+        missing = int(jnp.sum(jnp.isnan(values)))
+    if missing:
+        raise ArgumentError(name, values, f"holds {missing} values of NaN", "pass shares from 0 to 1", show_value=False)
     if not low >= 0:
         raise ArgumentError(name, low, "must not be negative", "pass shares from 0 to 1")
     if not high <= 1 + 1e-6:

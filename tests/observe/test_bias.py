@@ -11,6 +11,7 @@ import problems
 import pytest
 
 import pmwd_dist as pmd
+from pmwd_dist._checks import check_shares
 
 SHAPE, BOX = (8, 8, 6), (24.0, 32.0, 24.0)
 BIAS = {"b1": 0.7, "b2": -0.4, "bs2": 0.3, "bnabla2": 2.5}
@@ -178,7 +179,9 @@ def counts(config: pmd.Config, **options: Any) -> Any:
         (lambda c: counts(c, selection=-ONES), "selection=-1.0 must not be negative; pass shares from 0 to 1"),
         (lambda c: counts(c, selection=1.1), "selection=1.1.* must not exceed 1"),
         (lambda c: counts(c, number_density=np.nan), "number_density=nan must be a finite number, 0 or more"),
-        (lambda c: counts(c, mask=np.full(SHAPE, np.nan)), "mask=nan must not be negative"),
+        (lambda c: counts(c, mask=np.full(SHAPE, np.nan)), r"mask holds \d+ values of NaN; pass shares"),
+        # Minima of larger arrays leave NaN out.
+        (lambda _: check_shares(jnp.full(4096, jnp.nan), "mask"), "mask holds 4096 values of NaN"),
         (lambda c: counts(c, mask=np.ones((2, 2, 2))), r"mask.shape=\(2, 2, 2\) must be mesh_shape"),
     ],
 )
