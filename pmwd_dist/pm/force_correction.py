@@ -204,6 +204,8 @@ class ForceCorrection(eqx.Module):
 
 def _checked_ranges(cosmologies: Mapping[str, Sequence[float]] | None) -> tuple[tuple[str, float, float], ...]:
     """Ranges of parameters in the order of their names."""
+    if isinstance(cosmologies, tuple):  # of a correction, given by dataclasses.replace
+        cosmologies = {name: ends for name, *ends in cosmologies}
     ranges: dict[str, Any] = dict(cosmologies or {})
     for name, ends in ranges.items():
         check_number(ends, f"cosmologies[{name!r}]", several=True)
