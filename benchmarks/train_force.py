@@ -10,8 +10,8 @@ w0. The loss is the mean over ln k up to the particles' Nyquist frequency, scale
   (ln P / P_t)^2 + w_r (1 - r),  and over thresholds t of  w_h (ln F_t / F_t,n)^2
 
 with r against the truth, and the share F_t of the mass in cells of a density beyond t, which stands for halos. P_t is
-P of the truth, to the power 1 - s, times P of P3M with as many particles (n), to the power s; from the Nyquist
-frequency's share --turn it changes to that of n alone, which a force can reach. P of the truth is multiplied by what
+P of the truth, to the power 1 - s, times P of P3M with as many particles (n), to the power s of its scale factor; from
+the Nyquist frequency's share --turn it changes to that of n alone, which a force can reach. P of the truth is multiplied by what
 twice as many particles again change, --finer, which a run with half the spacing wrote beside its corrections. With
 --emulator a file of boosts of EuclidEmulator2 judges, too; it is written where it is missing, by
 `pip install euclidemu2`. Prints markdown tables in per cent.
@@ -234,7 +234,8 @@ def loss(correction: Any, truth: Truth, config: pmd.Config, weights: Any) -> tup
     found = errors_of(snapshots, truth, config)
     x = found.k[0] * config.box_size[0] / config.particle_shape[0] / math.pi
     weight = jnp.where(x < 1 + 1e-6, 1 / x, 0)
-    share = jnp.clip(weights[2] + 7 * (x - weights[3]), weights[2], 1)[None]
+    shares = weights[3:, None]
+    share = jnp.clip(shares + 7 * (x - weights[2]), shares, 1)
     wanted = (1 - share) * jnp.log(truth.converged) + share * jnp.log(truth.power_of_n)
     each = (jnp.log(found.power) - wanted) ** 2 + weights[0] * found.decorrelation
     rare = truth.dense_of_n < 0.003
@@ -410,7 +411,8 @@ def train_and_judge(cells: int, steps: int, made: Sequence[Judge], tests: dict[s
     ranges = {name: (float(min(x)), float(max(x))) for name, x in values.items()}
     of_training = {"start": (config.a_start, config.lpt_order), "cosmologies": ranges}
     start = pmd.ForceCorrection(options.spacing, cells=cells, steps=(steps, steps), **of_training)
-    weights = options.decorrelation, options.halos, options.share, options.turn
+    shares = np.broadcast_to(options.share, len(SCALE_FACTORS))
+    weights = options.decorrelation, options.halos, options.turn, *shares.tolist()
     correction, history = train(start, truths, config, weights, options)
     losses = [float(np.mean(x)) for x in (history[: options.train], history[-options.train :])]
     label = f"{cells} cells, {steps} steps"
@@ -451,7 +453,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rate", type=float, default=0.05, help="learning rate (0.05)")
     parser.add_argument("--decorrelation", type=float, default=0.1, help="weight w_r (0.1)")
     parser.add_argument("--halos", type=float, default=0.003, help="weight w_h (0.003)")
-    parser.add_argument("--share", type=float, default=0.3, help="s of P3M with as many particles in P_t (0.3)")
+    parser.add_argument("--share", type=float, nargs="+", default=[0.3], help="s in P_t, one or for each time (0.3)")
     parser.add_argument("--turn", type=float, default=0.7, help="share of k_Ny at which s begins to rise (0.7)")
     parser.add_argument("--finer", type=Path, help="change of P by finer particles, of a run with half the spacing")
     parser.add_argument("--emulator", type=Path, help="boosts of EuclidEmulator2, to judge")
