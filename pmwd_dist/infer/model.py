@@ -20,7 +20,7 @@ from pmwd_dist._jax.program import filter_jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.parameters import Parameters
 from pmwd_dist.cosmology.sampled import COSMOLOGY, parameters_at
-from pmwd_dist.cosmology.transfer import transfer_warnings
+from pmwd_dist.cosmology.transfer import check_usable, transfer_warnings
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.forward import CosmologicalModel, ForwardModel, Function, Simulation, of_shape
 from pmwd_dist.infer.likelihoods import Gaussian, Likelihood, data_warning, masked
@@ -54,7 +54,7 @@ class Model(eqx.Module):
 
     Raises:
       ValueError: a parameter of the likelihood or the forward model without a prior, or parameters that exclude each
-        other.
+        other, or a prior that reaches far from the parameters of the transfer function.
 
     Warns:
       UserWarning: a prior reaches 0 for a positive parameter, an early time of dark energy, or cosmologies for which
@@ -96,15 +96,19 @@ class Model(eqx.Module):
         for one, other in (("Omega_m", "Omega_c"), ("sigma8", "A_s")):
             if one in priors and other in priors:
                 raise ArgumentError("priors", list(priors), f"has both {one} and {other}", "leave one of them out")
-        self._warn_of_priors()
+        self._check_cosmologies()
 
     @property
     def priors(self) -> dict[str, Prior]:
         """Priors of the parameters, by name."""
         return dict(self.items)
 
-    def _warn_of_priors(self) -> None:
-        """Warn of priors that reach cosmologies without an early time of matter, or whose P(k) is not known."""
+    def _check_cosmologies(self) -> None:
+        """Warn of priors that reach cosmologies without an early time of matter, or whose P(k) is not known.
+
+        Raises:
+          ValueError: the cosmology, or a prior, is far from the parameters of the transfer function.
+        """
         if not isinstance(self.forward, CosmologicalModel):
             return
         power, table = self.forward.of_cosmology, self.forward.table
@@ -114,10 +118,17 @@ class Model(eqx.Module):
         for name, prior in self.items:
             for u in (-2.0, 2.0) if name in COSMOLOGY else ():
                 value = prior.forward(u)
-                for text in unlikely_cosmology(power, parameters_at({name: value}, table.cosmo)):
+                where = f"{float(value):.4g}, within two deviations of its median,"
+                try:
+                    found = unlikely_cosmology(power, parameters_at({name: value}, table.cosmo))
+                except ArgumentError as error:
+                    constraint = f"allows {where} and linear_power={error.value!r} {error.constraint}"
+                    raise ArgumentError(
+                        f"priors[{name!r}]", prior, constraint, "bound it, or " + error.remedy
+                    ) from None
+                for text in found:
                     if text not in known:
-                        where = f"priors[{name!r}]: at {float(value):.4g}, within two deviations of its median"
-                        warnings.warn(f"{where}, {text}", stacklevel=4)  # equinox calls __init__
+                        warnings.warn(f"priors[{name!r}]: at {where} {text}", stacklevel=4)  # equinox calls __init__
 
     @property
     def _declared(self) -> list[str]:
@@ -348,8 +359,15 @@ class Posterior(eqx.Module):
 
 
 def unlikely_cosmology(power: Any, cosmo: Parameters) -> list[str]:
-    """Warnings about a cosmology whose dark energy dominates early, or whose P(k) was not compared with CAMB."""
-    found = transfer_warnings(power, cosmo) if isinstance(power, str) else []
+    """Warnings about a cosmology whose dark energy dominates early, or whose P(k) was not compared with CAMB.
+
+    Raises:
+      ValueError: it is far from the parameters of the transfer function.
+    """
+    found: list[str] = []
+    if isinstance(power, str):
+        check_usable(power, cosmo)
+        found = transfer_warnings(power, cosmo)
     state = float(cosmo.w0 + cosmo.wa)
     if cosmo.w_table is None and state >= 0:
         found.append(f"w0 + wa = {state:.3g} must be less than 0, or dark energy dominates early")

@@ -64,6 +64,10 @@ WRONG = {
     r"priors.m_nu = { .* }: allows -0.14, and m_nu is not negative; bound it": [
         'priors.m_nu={ kind = "normal", mean = 0.06, sd = 0.1 }'
     ],
+    r"priors.n_eff = { .* }: allows 5.909, within two .* n_eff of 2 to 5, and here it is 5.91; bound it": [
+        'priors.n_eff={ kind = "uniform", low = 2.0, high = 6.0 }',
+        "data.truth={ n_eff = 3.0 }",
+    ],
     r"priors.b1 = { .* }: has 1.8, 1.8, 1.8 as its median and two deviations from it": [
         'priors.b1={ kind = "normal", mean = 1.8, sd = 1e-18 }'
     ],

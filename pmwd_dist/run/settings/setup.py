@@ -15,7 +15,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.linear_power import check_sigma8_range, interpolate_power, linear_power, normalised_power
 from pmwd_dist.cosmology.parameters import Cosmology
-from pmwd_dist.cosmology.transfer import expected_error, transfer_warnings
+from pmwd_dist.cosmology.transfer import accuracy_warnings, expected_error
 from pmwd_dist.io.snapshot.initial import InitialConditions
 from pmwd_dist.observe.lensing import LightCone
 from pmwd_dist.parallel.distributed import to_devices
@@ -78,7 +78,7 @@ class SimulationSetup:
     def power_warnings(self) -> list[str]:
         """Warnings about a P(k) beyond its fit, or a table of another amplitude than P(k) of the cosmology."""
         if self.table is None:
-            return [f"[cosmology]: {text}" for text in self.transfer_warnings(self.cosmo)]
+            return [f"[cosmology]: {text}" for text in accuracy_warnings(str(self.power), self.cosmo)]
         try:
             check_sigma8_range(self.table[0], self.cosmo)
         except ArgumentError as error:
@@ -98,10 +98,6 @@ class SimulationSetup:
         k = wavenumber_range(self.config.particle_shape, self.config.box_size)
         error = expected_error(self.power, self.cosmo, k)
         return ", not compared with CAMB here" if error is None else f", within {error:g} % of CAMB"
-
-    def transfer_warnings(self, cosmo: Cosmology) -> list[str]:
-        """Warnings about parameters of a cosmology that the transfer function was not compared for."""
-        return transfer_warnings(self.power, cosmo) if isinstance(self.power, str) else []
 
     def training_warnings(self, cosmo: Cosmology) -> list[str]:
         """Warnings about parameters of a cosmology that are outside of the training of the correction of the force."""
