@@ -194,7 +194,8 @@ def with_dark_energy(
     Examples:
       >>> cosmo = pmd.with_dark_energy(jax_cosmo.Planck15(), [0.3, 0.7, 1.0], [-0.8, -0.9, -1.0])
     """
-    check_number(w, "w", several=True)
+    for name, value in (("a", a), ("w", w)):
+        check_number(value, name, several=True)
     nodes, values = as_array(a), as_array(w)
     if nodes.ndim != 1 or nodes.size == 0 or nodes.shape != values.shape:
         constraint = f"has shape {values.shape}, and a has {nodes.shape}"

@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
 
-from pmwd_dist._checks import check_ascending, check_callable, check_number, check_seen
+from pmwd_dist._checks import check_ascending, check_number, check_seen
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import jit
 from pmwd_dist.cosmology.distance import scale_factor_at, transverse_distance
@@ -22,7 +22,7 @@ from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe import harmonics
 from pmwd_dist.observe.healpix import interpolation, nearest_pixel, pixel_count, rings_of
 from pmwd_dist.observe.lensing import LightCone, Source, lensing_weights, source_distances
-from pmwd_dist.observe.power import mean
+from pmwd_dist.observe.power import linear_power_at, mean
 from pmwd_dist.observe.sphere import SphericalLightCone
 from pmwd_dist.parallel.inputs import real, whole_number
 
@@ -130,10 +130,10 @@ def limber_power(
         lattice of the particles or are longer than the box. Default: all waves, without a window.
 
     Raises:
-      ValueError: a multipole is negative, or edges or sources are out of range, as in `lensing_weights`.
+      ValueError: a multipole or a value of P(k) is negative or not finite, or edges or sources are out of range, as in
+        `lensing_weights`.
     """
     check_number(ell, "ell", 0, several=True)
-    check_callable(power, "power", "lambda k: linear_power(k, cosmo)")
     table, (near, *_, last) = growth_table_to(2, cosmo), check_ascending(edges, "edges")
     far = min(last, float(jnp.max(source_distances(source, table, near)[0])))
     slabs = np.linspace(near, far, _SLABS + 1)
@@ -142,7 +142,8 @@ def limber_power(
     across, a = transverse_distance(middle, table), scale_factor_at(middle, table)
     k = (jnp.asarray(ell, dtype=float).reshape(-1)[:, None] + 0.5) / across[None]
     growth = jax.vmap(lambda k, a: jnp.broadcast_to(table.linear(k, a)[0], k.shape), (1, 0), 1)(k, a)
-    slab_power = jnp.asarray(power(k.ravel()), dtype=float).reshape(k.shape) * (growth * (weights / across)[None]) ** 2
+    linear = jnp.asarray(linear_power_at(k.ravel(), power), dtype=float).reshape(k.shape)
+    slab_power = linear * (growth * (weights / across)[None]) ** 2
     if cone is not None:
         slab_power = slab_power * resolved_share(np.asarray(ell, float).reshape(-1), np.asarray(k), cone)
     return jnp.sum(slab_power, axis=1) / float(slabs[1] - slabs[0])

@@ -32,6 +32,7 @@ from pmwd_dist.pm.potential_factor import on_modes, tabulate
 
 _NONLINEAR = ("b2", "bs2", "bnabla2", "bphidelta")
 _PRIMORDIAL = ("bphi", "bphidelta")
+LARGEST_BIAS = 1e4  # of each parameter
 
 
 class LagrangianBias(eqx.Module):
@@ -48,6 +49,9 @@ class LagrangianBias(eqx.Module):
       b1, b2, bs2: dimensionless coefficients.
       bnabla2: coefficient of the Laplacian [(Mpc/h)^2].
       bphi, bphidelta: dimensionless coefficients of primordial non-Gaussianity (Barreira 2022).
+
+    Raises:
+      ValueError: a coefficient is not a finite number, or beyond 1e4; traced values are not checked.
     """
 
     b1: ArrayLike = 0.0
@@ -56,6 +60,10 @@ class LagrangianBias(eqx.Module):
     bnabla2: ArrayLike = 0.0
     bphi: ArrayLike = 0.0
     bphidelta: ArrayLike = 0.0
+
+    def __check_init__(self):
+        for name, value in vars(self).items():
+            check_number(value, name, -LARGEST_BIAS, LARGEST_BIAS)
 
 
 @on_auto_axes
@@ -96,8 +104,7 @@ def bias_weights(
     if not isinstance(bias, LagrangianBias):
         constraint = f"is a {type(bias).__name__} and must be a LagrangianBias"
         raise ArgumentError("bias", bias, constraint, "use LagrangianBias(b1=1.0)", show_value=False)
-    for name, value in {**vars(bias), "f_nl": f_nl}.items():
-        check_number(value, name)
+    check_number(f_nl, "f_nl")
     modes = inputs.checked_modes(modes, config)
     at = inputs.scale_factor(config.a_stop if a is None else a)
     radius = checked_smoothing(smoothing, bias)

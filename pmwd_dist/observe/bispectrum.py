@@ -15,11 +15,11 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Real
 
-from pmwd_dist._checks import check_ascending, check_callable, check_choice, check_number
+from pmwd_dist._checks import check_ascending, check_choice, check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
-from pmwd_dist.observe.power import Deconvolve, bin_sums, check_deconvolve, inverse_window, mean
+from pmwd_dist.observe.power import Deconvolve, bin_sums, check_deconvolve, inverse_window, linear_power_at, mean
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after
 from pmwd_dist.parallel.inputs import whole_number
@@ -141,14 +141,13 @@ def tree_bispectrum(
       shells: indices of the shells of the three sides of each bin, as in `Bispectrum`.
 
     Raises:
-      ValueError: edges that don't ascend from 0 or more, or shells beyond them.
+      ValueError: edges that don't ascend from 0 or more, shells beyond them, or a P(k) that is negative or not finite.
     """
-    check_callable(power, "power", "lambda k: linear_power(k, cosmo)")
     edges = check_ascending(edges, "edges")
     check_number(shells, "shells", 0, len(edges) - 2, several=True)
     low, high = np.asarray(edges[:-1]), np.asarray(edges[1:])
     nodes = (low[:, None] + high[:, None]) / 2 + (high - low)[:, None] / 2 * _NODES
-    powers = np.asarray(power(nodes.ravel()), float).reshape(nodes.shape)
+    powers = np.asarray(linear_power_at(nodes.ravel(), power), float).reshape(nodes.shape)
     found = np.empty(len(shells))
     for n, sides in enumerate(shells):
         k = np.meshgrid(*(nodes[i] for i in sides), indexing="ij")

@@ -14,14 +14,22 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
 
-from pmwd_dist._checks import check_callable, check_number
+from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.ops import vary
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
-from pmwd_dist.observe.power import Deconvolve, check_deconvolve, inverse_window, mean, mode_sums, normalisation
+from pmwd_dist.observe.power import (
+    Deconvolve,
+    check_deconvolve,
+    inverse_window,
+    linear_power_at,
+    mean,
+    mode_sums,
+    normalisation,
+)
 from pmwd_dist.observe.redshift_space import LineOfSight, cosine_moments, direction
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import rfft_block
@@ -129,7 +137,7 @@ def kaiser_multipoles(
     They are means over the same modes, so that bins of few modes mix orders in the same way.
 
     Args:
-      power: linear P(k) at a = 1 [(Mpc/h)^3], a function of k [h/Mpc].
+      power: linear P(k) at a = 1 [(Mpc/h)^3], a function of k [h/Mpc], NaN where it is not known.
       cosmo: cosmology, or its `growth_table`.
       config: configuration of the simulation.
       bias: linear Eulerian bias b, 1 plus the Lagrangian bias b1; a number, or a function of k.
@@ -144,13 +152,12 @@ def kaiser_multipoles(
       >>> theory = observe.kaiser_multipoles(lambda k: pmd.linear_power(k, cosmo), cosmo, config, bias=1.9)
     """
     inputs.check_config(config)
-    check_callable(power, "power", "lambda k: linear_power(k, cosmo)")
     if not callable(bias):
         check_number(bias, "bias")
     k, at = mesh_nodes(config), inputs.scale_factor(config.a_stop if a is None else a)
     growth, rate = growth_table_to(config.lpt_order, cosmo).linear(k, at)
     b = bias(jnp.asarray(k)) if callable(bias) else bias
-    amplitude = jnp.sqrt(jnp.asarray(power(jnp.asarray(k)))) * growth
+    amplitude = jnp.sqrt(jnp.asarray(linear_power_at(jnp.asarray(k), power, beyond=True))) * growth
     n = direction("z" if line_of_sight is None else line_of_sight)
     fields = jnp.stack([b * amplitude, (0.0 if line_of_sight is None else rate) * amplitude])
     return _kaiser_multipoles(fields, config, n=n, poles=_checked_poles(poles))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Real
 
-from pmwd_dist._checks import check_choice
+from pmwd_dist._checks import check_callable, check_choice
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
@@ -212,3 +215,25 @@ def _cross_power(
     k, both, first, second, modes = run(field.astype(dtype), reference.astype(dtype))
     both, first, second = (mean(x, modes) * normalisation(config) for x in (both, first, second))
     return CrossPower(mean(k, modes), both, first, second, modes)
+
+
+def linear_power_at(k: Any, power: Callable[[Any], Any], *, beyond: bool = False) -> Any:
+    """P(k) of a user's function at wavenumbers [h/Mpc].
+
+    Raises:
+      ValueError: it is no function, or returns another shape, or values that are negative, infinite or NaN; NaN may
+        mark wavenumbers that are `beyond` a table. Traced values are not checked.
+    """
+    check_callable(power, "power", "lambda k: linear_power(k, cosmo)")
+    values = power(k)
+    if np.shape(values) != k.shape:
+        constraint = f"returns an array of shape {np.shape(values)} for k of shape {k.shape}"
+        raise ArgumentError("power", power, constraint, "return P at each k", show_value=False)
+    if isinstance(values, Tracer):
+        return values
+    found = np.asarray(values, float)
+    bad = ~((found >= 0) & np.isfinite(found) | (beyond & np.isnan(found)))
+    if bad.any():
+        constraint = f"returns P = {found[bad][0]:.4g} at k = {np.asarray(k)[bad][0]:.4g} h/Mpc"
+        raise ArgumentError("power", power, constraint, "P(k) must be finite, and not negative", show_value=False)
+    return values

@@ -113,7 +113,8 @@ def test_a_table_of_w_matches_scipy_and_differences(rest: dict[str, float]) -> N
     [
         ([0.5], [-1.0], r"cosmo.w_table must hold two or more pairs"),
         ([], [], r"pass two equal"),
-        (["x"], ["y"], r"w must be a finite number"),
+        (["a"], [-1.0], r"a must be a finite number"),
+        ([0.5], ["y"], r"w must be a finite number"),
         ([0.5, 0.3], [-1.0, -1.0], r"positive, finite a that ascend"),
         ([0.5, 1.0], [-1.0, np.nan], r"finite"),
         ([0.5, 1.0], -1.0, r"w has shape \(\), and a has \(2,\); pass two equal"),

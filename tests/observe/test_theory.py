@@ -136,6 +136,10 @@ def test_limber_power_is_the_integral():
         ({"edges": (500.0, 100.0)}, r"edges=\[500.0, 100.0\] must ascend from 0 or more"),
         ({"edges": (0.0, np.nan)}, "edges=.* must be two or more finite numbers that ascend"),
         ({"power": ([0.1], [1.0])}, "power must be a function; for example lambda k: linear_power"),
+        ({"power": lambda k: np.nan * k}, "power returns P = nan at k = 2.*; P.k. must be finite, and not negative"),
+        ({"power": lambda k: 1 - k}, r"power returns P = -\d.* at k = \d"),
+        ({"power": lambda k: k[1:]}, r"power returns an array of shape \(199,\) for k of shape \(200,\)"),
+        ({"source": (np.arange(50.0)[::-1], np.ones(50))}, r"source=\[49.0, 48.0(, [\d.]*){4}, \.\.\.\] must ascend"),
         ({"source": (0.1, 0.2, 0.3)}, r"source=\(3,\) must be one redshift; pass \(z, n\)"),
     ],
 )

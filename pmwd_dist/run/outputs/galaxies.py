@@ -18,7 +18,7 @@ from pydantic import AfterValidator
 
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
-from pmwd_dist.observe.bias import LagrangianBias, bias_weights, tracer_density
+from pmwd_dist.observe.bias import LARGEST_BIAS, LagrangianBias, bias_weights, tracer_density
 from pmwd_dist.observe.counts import MAX_CUT, expected_counts, negative_shares, weighted_overdensity
 from pmwd_dist.observe.interlacing import interlaced_density
 from pmwd_dist.observe.multipoles import kaiser_multipoles, power_multipoles
@@ -36,7 +36,7 @@ from pmwd_dist.run.settings.simulation_sections import Box
 from pmwd_dist.run.settings.writing import toml_value
 
 _MASK = "observe.galaxies.mask"
-_BIAS: Any = {"ge": -1e4, "le": 1e4}
+_BIAS: Any = {"ge": -LARGEST_BIAS, "le": LARGEST_BIAS}
 
 
 def _selection(pairs: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
