@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from reprlib import Repr
 from typing import Any
+
+_REPR = Repr()  # at most six values of a list
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 200
 
 
 class ArgumentError(ValueError):
@@ -14,7 +18,7 @@ class ArgumentError(ValueError):
       constraint: condition that the value violates, a phrase that follows the value.
       remedy: advice on the value to pass instead, an imperative; may be empty.
       axis: index of the entry, for an argument with several.
-      show_value: whether the message shows the value; False for arrays.
+      show_value: whether the message shows the value, the first six of a list; False for arrays.
     """
 
     def __init__(
@@ -30,7 +34,7 @@ class ArgumentError(ValueError):
         self.argument, self.value, self.axis = argument, value, axis
         self.constraint, self.remedy = constraint, remedy
         index = "" if axis is None else f"[{axis}]"
-        super().__init__(f"{argument}{index}" + (f"={value!r}" if show_value else "") + f" {self.reason}")
+        super().__init__(f"{argument}{index}" + (f"={_REPR.repr(value)}" if show_value else "") + f" {self.reason}")
 
     @property
     def reason(self) -> str:

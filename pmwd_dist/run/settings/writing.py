@@ -46,7 +46,8 @@ def shown(value: object) -> str:
 
 def argument_problem(error: ArgumentError, path: str) -> str:
     """Message of an error of the library, with a key of the file in place of the argument."""
-    value = "" if error.value is None else f" = {toml_value(error.value)}"
+    is_list = isinstance(error.value, list | tuple)
+    value = "" if error.value is None else f" = {(shown if is_list else toml_value)(error.value)}"
     along = "" if error.axis is None else f" along {'xyz'[error.axis]}"
     return f"{path}{value}{along}: {error.reason}"
 
