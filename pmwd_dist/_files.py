@@ -146,20 +146,21 @@ def reserve(path: Path, size: int) -> None:
 
 
 def append_text(path: Path, text: str) -> None:
-    """Append a text to a file, without following a symbolic link or waiting for the reader of a pipe.
+    """Append a text to a regular file, without following a link or waiting for the reader of a pipe.
 
     Raises:
       OSError: the file can't be written.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
     with os.fdopen(os.open(path, flags, 0o666), "a", encoding="utf-8") as file:
+        check_regular(file.fileno(), path, own=True)
         file.write(text)
 
 
 def open_regular(path: Path, *, own: bool = False) -> BinaryIO:
     """Open a regular file for reading: reading a pipe or a device may never end.
 
-    A file of a run's own folder (`own`) is no symbolic link: a folder of somebody else could name any file.
+    A file of a run's own folder (`own`) is no link: a folder of somebody else could name any file.
 
     Raises:
       OSError: the file can't be read, is not regular, or is a link and `own`.
@@ -167,10 +168,22 @@ def open_regular(path: Path, *, own: bool = False) -> BinaryIO:
     if own and path.is_symlink():
         raise OSError(errno.ELOOP, "is a link, perhaps to a file outside of its folder", str(path))
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | own * os.O_NOFOLLOW)
-    if stat.S_ISREG(os.fstat(handle).st_mode):
+    try:
+        check_regular(handle, path, own=own)
         return os.fdopen(handle, "rb")
-    os.close(handle)
-    raise OSError(errno.EINVAL, "not a regular file", str(path))
+    except OSError:
+        os.close(handle)
+        raise
+
+
+def check_regular(handle: int, path: Path, *, own: bool) -> None:
+    """Raise OSError unless an open file is regular and, of a run's own folder (`own`), no hard link."""
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    if own and status.st_nlink > 1:
+        remedy = "put a copy in its place"
+        raise OSError(errno.EMLINK, f"is a hard link, perhaps to a file outside of its folder; {remedy}", str(path))
 
 
 def read_bytes(path: Path, most: int = LARGEST, *, pipe: bool = False, own: bool = False) -> bytes:

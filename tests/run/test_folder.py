@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -145,18 +146,19 @@ def test_a_manifest_can_not_name_other_files(run: SimulationJob, tmp_path: Path)
 
 
 def test_files_that_never_end_are_not_read(run: SimulationJob, tmp_path: Path):
-    (tmp_path / "large").touch()
-    os.truncate(tmp_path / "large", 70_000_000)
-    os.mkfifo(tmp_path / "pipe")
-    for name in ("pipe", "/dev/zero", "large"):
+    put(tmp_path, "mine")
+    kinds: dict[str, Callable[[Path], Any]] = {
+        "not a regular file": os.mkfifo,
+        "larger than 64 MB": lambda path: (path.touch(), os.truncate(path, 70_000_000)),
+        "is a link": lambda path: path.symlink_to("/dev/zero"),
+        "is a hard link": lambda path: path.hardlink_to(tmp_path / "mine"),
+    }
+    for message, make_it in kinds.items():
         for ours in ("manifest.json", "run.json"):
             (run.folder / ours).unlink(missing_ok=True)
-            if name == "/dev/zero":
-                (run.folder / ours).symlink_to(name)
-            else:
-                (run.folder / ours).hardlink_to(tmp_path / name)
+            make_it(run.folder / ours)
         assert status_of(run.folder) == "unknown"
-        with pytest.raises(ValueError, match=r"manifest.json: damaged"):
+        with pytest.raises(ValueError, match=f"manifest.json: {message}.*; start a new run in another folder"):
             state(run.folder)
 
 
@@ -206,12 +208,35 @@ def test_a_file_system_without_locks(run: SimulationJob, monkeypatch: pytest.Mon
         pass
 
 
-@pytest.mark.parametrize("number", [524, errno.EREMOTEIO])
-def test_a_lock_that_fails_names_its_file(run: SimulationJob, monkeypatch: pytest.MonkeyPatch, number: int):
-    monkeypatch.setattr(fcntl, "flock", partial(fail, number=number))
-    with pytest.raises(OSError, match=re.escape(os.strerror(number))) as caught, hold_folder(run):
+@pytest.mark.parametrize(
+    ("module", "function", "number"),
+    [
+        (fcntl, "flock", 524),
+        (fcntl, "flock", errno.EREMOTEIO),
+        (fcntl, "flock", errno.EINVAL),
+        (os, "pwrite", errno.ENOSPC),
+        (os, "ftruncate", errno.EIO),
+    ],
+)
+def test_a_lock_that_fails_names_its_file(
+    run: SimulationJob, monkeypatch: pytest.MonkeyPatch, module: Any, function: str, number: int
+):
+    monkeypatch.setattr(module, function, partial(fail, number=number))
+    with pytest.raises(OSError, match=f"{re.escape(os.strerror(number))}; .* another file") as caught, hold_folder(run):
         pass
     assert caught.value.filename == str(run.folder / lock.NAME)
+
+
+def test_a_lock_file_of_process_0_names_none(run: SimulationJob):
+    """Signals to process 0 go to the sender: it always seems to live."""
+    path = run.folder / lock.NAME
+    with hold_folder(run):
+        path.write_text("0 host\n")
+        with pytest.raises(StartError, match="another process runs in this folder"), hold_folder(run):
+            pass
+    path.write_text("0 host\n")
+    with hold_folder(run):
+        assert path.read_text().split()[0] == str(os.getpid())
 
 
 def test_a_folder_prepared_for_another_run(run: SimulationJob):
@@ -268,7 +293,7 @@ def test_a_lock_file_that_is_a_link_is_not_emptied(run: SimulationJob, tmp_path:
     for make_it in (lambda: path.hardlink_to(tmp_path / "mine.txt"), lambda: os.mkfifo(path)):
         path.unlink()
         make_it()
-        with pytest.raises(OSError, match="is a hard link or no regular file; remove it"), hold_folder(run):
+        with pytest.raises(OSError, match="is a hard link, .*; put a copy|not a regular file"), hold_folder(run):
             pass
     assert (tmp_path / "mine.txt").read_text() == "mine"
 
@@ -279,10 +304,11 @@ def test_a_report_shows_no_linked_file(run: SimulationJob, tmp_path: Path):
     for name in ("config.toml", "run.json", "log.jsonl", "power.png", "fit.csv"):
         path = run.folder / name
         kept = path.read_bytes() if path.exists() else None
-        path.unlink(missing_ok=True)
-        path.symlink_to(tmp_path / "secret")
-        with pytest.raises((OSError, ValueError), match=str(path)):
-            write_report(run.folder)
+        for link in (path.symlink_to, path.hardlink_to):
+            path.unlink(missing_ok=True)
+            link(tmp_path / "secret")
+            with pytest.raises((OSError, ValueError), match=str(path)):
+                write_report(run.folder)
         path.unlink()
         if kept is not None:
             path.write_bytes(kept)
@@ -330,7 +356,7 @@ def test_no_file_is_written_through_a_link(run: SimulationJob, tmp_path: Path):
         pass
     holder.unlink()
     logged: list[Event] = []
-    for put_aside in (lambda: log.symlink_to(mine), lambda: os.mkfifo(log)):
+    for put_aside in (lambda: log.symlink_to(mine), lambda: log.hardlink_to(mine), lambda: os.mkfifo(log)):
         put_aside()
         Log(run.folder, logged.append).warn("text")
         assert [event.text.split(": ")[1] for event in logged] == [str(log), "text"]

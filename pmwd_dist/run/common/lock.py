@@ -6,10 +6,11 @@ import errno
 import fcntl
 import os
 import socket
-import stat
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+
+from pmwd_dist._files import check_regular
 
 NAME = ".pmwd-dist.lock"
 _MOST = 1000  # bytes of the number of a process and its host
@@ -30,22 +31,33 @@ def folder_lock(folder: Path) -> Generator[None]:
     """
     path, flags = folder / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     with os.fdopen(os.open(path, flags, 0o666), "rb+", buffering=0) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:  # it would be emptied
-            raise OSError(errno.EINVAL, "is a hard link or no regular file; remove it", str(path))
+        check_regular(file.fileno(), path, own=True)  # it would be emptied
         holder = file.read(_MOST).decode(errors="replace").split()
-        who = f"process {holder[0]} on {holder[1]}" if len(holder) == 2 else "another process"
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                in_use = f"{folder}: {who} runs in this folder; wait for its end, or use another folder"
-                raise ValueError(in_use) from error
-            if error.errno not in _UNSUPPORTED:
-                raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
-        file.truncate(0)
-        os.pwrite(file.fileno(), f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+        is_known = len(holder) == 2 and holder[0].isdecimal() and int(holder[0]) > 0  # no process is 0
+        who = f"process {int(holder[0])} on {holder[1]}" if is_known else "another process"
+        with _naming(path):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                    in_use = f"{folder}: {who} runs in this folder; wait for its end, or use another folder"
+                    raise ValueError(in_use) from error
+                if error.errno not in _UNSUPPORTED:
+                    raise
+            os.ftruncate(file.fileno(), 0)
+            os.pwrite(file.fileno(), f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
         try:
             yield
         finally:
-            os.ftruncate(file.fileno(), 0)
+            with _naming(path):
+                os.ftruncate(file.fileno(), 0)
+
+
+@contextmanager
+def _naming(path: Path) -> Generator[None]:
+    """Give an OSError of the body the name of the lock file, and a remedy."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "free space there, or use a folder on another file system"
+        raise OSError(error.errno, f"{os.strerror(error.errno or 0)}; {remedy}", str(path)) from error

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pmwd_dist._files import atomic_write, exists, read_text, remove, temporary
+from pmwd_dist._files import atomic_write, exists, message, read_text, remove, temporary
 from pmwd_dist.io import checkpoint
 from pmwd_dist.run.common.fingerprint import Identity
 
@@ -75,7 +75,9 @@ def _read(folder: Path) -> dict[str, Any]:
             return dict(content)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(f"{folder}: not the folder of a run, it has no {NAME}") from error
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except OSError as error:
+        raise ValueError(f"{message(error)}; start a new run in another folder") from error
+    except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise ValueError(f"{path}: damaged; start a new run in another folder")
 
