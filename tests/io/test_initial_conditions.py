@@ -33,6 +33,7 @@ ORDERS: dict[str, tuple[np.ndarray, np.ndarray | None]] = {
     "IDs from 0": (SHUFFLED, SITES),
     "IDs after those of gas": (SHUFFLED, SITES + N**3 + 1),
     "IDs from 0 after others": (SHUFFLED, SITES + 5 * N**3),
+    "IDs from 13": (SHUFFLED, SITES + 13),
     "IDs along z": (SHUFFLED, BY_Z + 1),
     "order of the file": (SITES, None),
     "order along z": (np.argsort(BY_Z), None),
@@ -250,6 +251,26 @@ def test_velocities_that_may_be_wrong_are_a_warning(tmp_path: Path, initial: pmd
         path = pmd.save_snapshot(tmp_path / "s.hdf5", moving, COSMO, config, A)
         with pytest.warns(UserWarning, match=words + r" of linear growth .*: P.k. may be off by as much"):
             pmd.load_initial_conditions(path, COSMO, config)
+
+
+def test_a_bulk_velocity_is_a_warning(tmp_path: Path, initial: pmd.Particles):
+    config = make_config((1, 1))
+    rms = math.sqrt(np.mean(np.sum(np.asarray(initial.vel) ** 2, -1))) * 100 / A
+    moving = pmd.Particles(initial.disp, np.asarray(initial.vel) + np.array([0, 300, -400]) * A / 100)
+    path = pmd.save_snapshot(tmp_path / "s.hdf5", moving, COSMO, config, A)
+    with pytest.warns(UserWarning, match=f"a mean velocity of 500 km/s, {100 * 500 / rms:.3g} % of the rms of their"):
+        pmd.load_initial_conditions(path, COSMO, config)
+
+
+def test_ids_of_no_lattice_are_named(tmp_path: Path, initial: pmd.Particles, monkeypatch: pytest.MonkeyPatch):
+    """The first particles lack the smallest ID, from which IDs count."""
+    monkeypatch.setattr("pmwd_dist.io.snapshot.particles.CHUNK", 64)
+    monkeypatch.setattr("pmwd_dist.io.snapshot.reader.CHUNK", 64)
+    path = write(tmp_path / "s.hdf5", initial, "gadget4", "IDs from 13")
+    with pytest.raises(
+        ValueError, match="its IDs follow no lattice: particles lie [23].* spacings from .*; write IDs in"
+    ):
+        pmd.load_initial_conditions(path, COSMO, make_config((1, 1)))
 
 
 def test_gas_beside_dark_matter_is_named(tmp_path: Path, initial: pmd.Particles):

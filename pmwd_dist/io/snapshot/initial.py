@@ -21,7 +21,7 @@ from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology, parameters
-from pmwd_dist.io.snapshot.base import CRITICAL_DENSITY
+from pmwd_dist.io.snapshot.base import CRITICAL_DENSITY, KM_S_PER_H0
 from pmwd_dist.io.snapshot.header import SnapshotHeader, named_background, read_header, snapshot_files
 from pmwd_dist.io.snapshot.particles import MASSES, POSITIONS, VELOCITIES, check_arrays, check_box, chunks, holds
 from pmwd_dist.io.snapshot.reader import beside_mesh, check_memory, find_sites, read_particles
@@ -36,6 +36,7 @@ from pmwd_dist.pm.particles import Particles
 _TIME, _PARAMETER, _MASS, _EQUAL = 1e-4, 1e-3, 1e-2, 1e-3
 _LINEAR = 0.3  # largest rms density of waves for which velocities of linear growth are right to 3 %
 _DOUBTFUL, _WRONG = 0.03, 0.1  # differences from linear growth
+_BULK = 0.1  # largest mean velocity [rms of velocities]
 
 
 def load_initial_conditions(
@@ -51,7 +52,8 @@ def load_initial_conditions(
       cosmo: cosmology of the simulation.
       config: the simulation; its box, lattice and a_start must agree with the file.
       check_motion: whether velocities must follow linear growth of the displacements, on scales where this holds:
-        a difference beyond 3 % is a warning, and beyond 10 % an error.
+        a difference beyond 3 % is a warning, and beyond 10 % an error. A mean velocity beyond 10 % of the rms is a
+        warning.
 
     Raises:
       ValueError: the snapshot is damaged or incomplete; its box, lattice, scale factor, cosmology or mass are not those
@@ -186,7 +188,7 @@ def compare_with_linear_growth(
     """Compare velocities with displacements in octaves of wavenumbers, of linear waves. Collective.
 
     The difference is the larger one of |s - 1| and 1 - r, with the slope s = <v d*> / <d d*> over that of linear growth
-    and the correlation coefficient r. One of 3 % is a warning.
+    and the correlation coefficient r. One of 3 % is a warning, as is a mean velocity of 10 % of the rms of velocities.
 
     Raises:
       ValueError: a difference of 10 % or more.
@@ -207,12 +209,31 @@ def compare_with_linear_growth(
         f"{r[i]:.3f} with the displacements, near k = {k[i]:.2g} h/Mpc: "
     )
     if not difference[i] < _WRONG:
-        raise ValueError(
-            f"{text}their unit is another one, or displacements and velocities are of different times or particles; "
-            "name the unit in the file, or set check_motion to false"
-        )
+        shift, _ = _mean_and_rms(particles.disp, config)
+        spacings = float(np.abs(shift * config.particle_shape / config.box_size).max())
+        why = "their unit is another one, or displacements and velocities are of different times or particles"
+        remedy = "name the unit in the file, or set check_motion to false"
+        if spacings > 1:
+            why = f"its IDs follow no lattice: particles lie {spacings:.2g} spacings from their sites on average"
+            remedy = "write IDs in the order of the lattice, from 0 or 1 on"
+        raise ValueError(f"{text}{why}; {remedy}")
     if difference[i] > _DOUBTFUL:
         warn(f"{text}P(k) may be off by as much")
+    bulk, rms = _mean_and_rms(particles.vel, config)
+    if (speed := float(np.linalg.norm(bulk))) > _BULK * rms:
+        shown, share = f"{speed * KM_S_PER_H0 / a:.3g} km/s", f"{100 * speed / rms:.3g} %"
+        warn(f"{path}: its particles have a mean velocity of {shown}, {share} of the rms of their velocities")
+
+
+def _mean_and_rms(x: Array, config: Config) -> tuple[np.ndarray, float]:
+    """Mean vector of particles, and the rms distance of their vectors from it."""
+    mean, square = jit(_moments, out_shardings=config.decomposition.replicated)(x)
+    return np.asarray(mean, float), math.sqrt(float(square))
+
+
+def _moments(x: Array) -> tuple[Array, Array]:
+    mean = x.mean((0, 1, 2), keepdims=True)
+    return mean.ravel(), jnp.sum((x - mean) ** 2, -1).mean()
 
 
 def _nyquist(config: Config) -> float:

@@ -82,14 +82,15 @@ def displacements(x: np.ndarray, sites: Sequence[np.ndarray], config: Config) ->
 def find_sites(files: Sequence[Path], header: SnapshotHeader, config: Config) -> Sites:
     """The rule that leaves small displacements: IDs before the order of the file, before rounded positions.
 
-    IDs and places count from 0 or 1, along the axes in any order. They are tried on the first particles. A lattice
-    beside ours has a mean displacement.
+    IDs and places count from 0, 1 or the smallest one, along the axes in any order. They are tried on the first
+    particles. A lattice beside ours has a mean displacement.
     """
     if header.indexed:
         return OWN
     numbers, x = _sample(files, header)
     for column, values in numbers.items():
-        tried = [Sites(column, first, axes) for first in (0, 1) for axes in itertools.permutations(range(3))]
+        firsts = sorted({0, 1, int(values.min())})
+        tried = [Sites(column, first, axes) for first in firsts for axes in itertools.permutations(range(3))]
         moved = (displacements(x.copy(), sites.of(values, x, config), config) for sites in tried)
         shares = [float((np.abs(each - each.mean(0)) / config.box_size).max()) for each in moved]
         if min(shares) < _FARTHEST:
