@@ -261,6 +261,12 @@ def varying_names(x: Any) -> frozenset[str]:
     return frozenset((x if isinstance(x, ShapedArray) else jax.typeof(x)).mat.varying)
 
 
+def unchecked_names() -> tuple[str, ...]:
+    """Manual mesh axes of a shard_map with check_vma=False, over which an array may vary without a mark."""
+    names = jax.sharding.get_abstract_mesh().manual_axes
+    return tuple(name for name in names if not varying_names(jax.lax.axis_index(name)))
+
+
 def vary(x: jax.Array, names: Iterable[str]) -> jax.Array:
     """Mark an array as varying over these manual mesh axes."""
     missing = tuple(sorted(frozenset(names) - varying_names(x)))

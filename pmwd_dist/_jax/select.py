@@ -23,22 +23,22 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
 from pmwd_dist._jax.derivatives import linear_map
-from pmwd_dist._jax.ops import vary, varying_names
+from pmwd_dist._jax.ops import unchecked_names, vary, varying_names
 
 
 def batch_max(x: jax.Array) -> jax.Array:
     """Largest finite value of x in all batches, 0 if there is none; not differentiable.
 
-    The maximum is over every axis of vmap, and over every manual mesh axis along which x varies. The result has no
-    batch axis, so that a `lax.switch` with this index computes one branch. All devices take the same branch: the
-    collectives of different branches would wait for each other forever.
+    The maximum is over every axis of vmap, and over every manual mesh axis along which x varies, or may vary in a
+    shard_map with check_vma=False. The result has no batch axis, so that a `lax.switch` with this index computes one
+    branch. All devices take the same branch: the collectives of different branches would wait for each other forever.
     """
     x = jax.lax.stop_gradient(x)
     return _batch_max_p.bind(_max_over_devices(jnp.where(jnp.isfinite(x), x, 0)))
 
 
 def _max_over_devices(x: jax.Array) -> jax.Array:
-    names = tuple(sorted(varying_names(x)))
+    names = tuple(sorted(varying_names(x) or unchecked_names()))
     return jax.lax.pmax(x, names) if names else x
 
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from pmwd_dist._jax import arithmetic
 from pmwd_dist._jax.arithmetic import rows
@@ -182,6 +183,20 @@ def test_the_index_of_a_batch_is_one_for_all() -> None:
     assert " switch[" in text
     np.testing.assert_array_equal(jax.vmap(batch_max, out_axes=None)(x), 7)
     np.testing.assert_array_equal(jax.vmap(jax.grad(lambda x: batch_max(x) * x))(x[:1]), 0.5)
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_the_index_is_one_for_all_chains_of_a_shard_map(checked: bool) -> None:
+    """Collectives of different branches would wait for each other forever."""
+    mesh = jax.make_mesh((2, 2), ("chains", "x"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    run = jax.shard_map(
+        jax.vmap(lambda x: x * 0 + batch_max(x)),
+        mesh=mesh,
+        in_specs=P("chains"),
+        out_specs=P("chains"),
+        check_vma=checked,
+    )
+    np.testing.assert_array_equal(jax.jit(run)(np.arange(4.0)), 3)
 
 
 def test_a_failed_element_of_a_batch_is_waited_for_by_itself() -> None:
