@@ -107,11 +107,7 @@ def sample(
     _check_numbers(key, steps, thin, chunk, most_failures)
     schedule = Schedule(positions, tuning_steps, method, energy_variance)
     options = {"method": method, "energy_variance": energy_variance, "tuning_steps": tuning_steps, "thin": thin}
-    model, typed = posterior.model, jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    parts = {"config": model.config, "model": model.forward, "priors": model.items, "likelihood": model.likelihood}
-    parts |= {"data": posterior.data, "preconditioner": posterior.preconditioner, "weight": posterior.weight}
-    parts |= {"start": positions, "key": jax.random.key_data(key) if typed else key}
-    identity = identity_of(parts | options | {"chunk": chunk, "keep_noise": keep_noise})
+    identity = identity_of(_parts(posterior, positions, key) | options | {"chunk": chunk, "keep_noise": keep_noise})
     with raise_on_all_processes():
         folder = ChainFolder(output, identity)
         stored, earlier = folder.read(noise=False)
@@ -123,23 +119,20 @@ def sample(
         _check_begun(run, posterior)
         how = posterior, method, thin, chunk, spmd_axis_name
         chains = _Chains(run_key, *how, folder, energy_variance, most_failures, keep_noise, tell)
-        if "chunks" in stored:
-            with folder.reading_state():
-                fields = restored(stored, run._asdict() | {"restarts": Restarts()})
-            restarts, run = fields.pop("restarts"), Run(**fields)
-        else:
-            tuning = ChainTuning(tune_key, run, posterior, schedule, folder, spmd_axis_name, tuned)
-            beside = ThreadPoolExecutor(1)
-            if jax.process_count() == 1:  # several processes compile the program of a chunk later, in one order
-                beside.submit(cast("Any", _advance).lower(run_key, run, *how).compile)  # JAX's contexts are of a thread
-            run, restarts = tuning.tune(stored, most_failures), Restarts()
-            beside.shutdown()
-            folder.write_state(_packed(run, 0, restarts))
-            chains.tell(run, 0, {}, restarts)
+        tuning = ChainTuning(tune_key, run, posterior, schedule, folder, spmd_axis_name, tuned)
+        run, restarts = chains.restored(stored, run) if "chunks" in stored else chains.tuned(stored, tuning)
         chains.draw(run, restarts, earlier, wanted)
     with raise_on_all_processes():
         chain = folder.load()
     return _warned(chain, method, energy_variance)
+
+
+def _parts(posterior: Posterior, positions: Position, key: Array) -> dict[str, Any]:
+    """Arrays and functions that identify a chain."""
+    model, typed = posterior.model, jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    parts = {"config": model.config, "model": model.forward, "priors": model.items, "likelihood": model.likelihood}
+    parts |= {"data": posterior.data, "preconditioner": posterior.preconditioner, "weight": posterior.weight}
+    return parts | {"start": positions, "key": jax.random.key_data(key) if typed else key}
 
 
 @dataclass(frozen=True)
@@ -157,6 +150,25 @@ class _Chains:
     most_failures: float
     keep_noise: bool
     listener: Callable[[Progress], None]
+
+    def restored(self, stored: Arrays, like: Run) -> tuple[Run, Restarts]:
+        """The chains on disk."""
+        with self.folder.reading_state():
+            fields = restored(stored, like._asdict() | {"restarts": Restarts()})
+        restarts = fields.pop("restarts")
+        return Run(**fields), restarts
+
+    def tuned(self, stored: Arrays, tuning: ChainTuning) -> tuple[Run, Restarts]:
+        """The chains after their tuning, or its rest, on disk."""
+        how = self.key, tuning.run, self.posterior, self.method, self.thin, self.chunk, self.axis
+        beside = ThreadPoolExecutor(1)
+        if jax.process_count() == 1:  # several processes compile the program of a chunk later, in one order
+            beside.submit(cast("Any", _advance).lower(*how).compile)  # JAX's contexts are of a thread
+        run, restarts = tuning.tune(stored, self.most_failures), Restarts()
+        beside.shutdown()
+        self.folder.write_state(_packed(run, 0, restarts))
+        self.tell(run, 0, {}, restarts)
+        return run, restarts
 
     def draw(self, run: Run, restarts: Restarts, chunks: list[Arrays], wanted: int) -> None:
         """Write chunks until there are as many as wanted; where chains start over, all of them anew."""

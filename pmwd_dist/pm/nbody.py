@@ -118,13 +118,8 @@ def nbody(
       >>> solution = pmd.nbody(particles, cosmo, config).raise_if_failed()
       >>> density = pmd.density(solution.particles, config)  # at a_stop
     """
-    check_config(config)
-    check_force_mesh(config)
-    particles = checked_particles(particles, config, config.a_start, "config.a_start")
-    if not callable(potential_factor) and potential_factor is not None:
-        raise ArgumentError("potential_factor", potential_factor, "must be a function of (k, a)")
-    if isinstance(potential_factor, ForceCorrection):
-        potential_factor.check(config)
+    particles = _checked_particles(particles, config)
+    _check_factor(potential_factor, config)
     solver, saveat = as_solver(solver), as_saveat(saveat)
     max_steps = whole_number(max_steps, "max_steps", least=1)
     meter = _checked_meter(progress_meter, config)
@@ -141,17 +136,13 @@ def nbody(
         step_ends = step_ends.astype(particles.disp.dtype)
         schedule = table, step_ends, coefficients_of(solver.coefficients, table, step_ends, config, potential_factor)
         stored = "auto" if adjoint is None else adjoint.stored_potentials
-        functions = [sub.fn for sub in subs]
-        final, total, status, saved, saved_at = _evolve(
-            particles, schedule, config, stored, functions, plan, accumulate, meter=meter
-        )
+        options = config, stored, [sub.fn for sub in subs], plan, accumulate
+        final, total, status, saved, saved_at = _evolve(particles, schedule, *options, meter=meter)
         snapshots, saved_times = (None, None) if saveat is None else map(treedef.unflatten, (saved, saved_at))
         final = final.made_for(config, config.a_stop)
         return Solution(final, snapshots, saved_times, None if accumulate is None else total, status)
     if accumulate is not None:
-        constraint = "needs a drift-kick-drift solver, its fixed steps and the reversible adjoint"
-        remedy = "leave out solver, adjoint, stepsize_controller and SaveAt(steps=True)"
-        raise ArgumentError("accumulate", accumulate, constraint, remedy, show_value=False)
+        raise ArgumentError("accumulate", accumulate, *_NO_SUMS, show_value=False)
     if stepsize_controller is None:
         stepsize_controller = diffrax.StepTo(step_times(table, config, save=times).astype(particles.disp.dtype))
     options = _options(stepsize_controller, adjoint, max_steps)
@@ -160,6 +151,25 @@ def nbody(
 
 
 _evolve = filter_jit(evolve_and_save)
+_NO_SUMS = (
+    "needs a drift-kick-drift solver, its fixed steps and the reversible adjoint",
+    "leave out solver, adjoint, stepsize_controller and SaveAt(steps=True)",
+)
+
+
+def _checked_particles(particles: Particles, config: Config) -> Particles:
+    """The particles, on a mesh with forces."""
+    check_config(config)
+    check_force_mesh(config)
+    return checked_particles(particles, config, config.a_start, "config.a_start")
+
+
+def _check_factor(potential_factor: Any, config: Config) -> None:
+    """Raise ArgumentError unless the factor of the potential is a function, or None."""
+    if not callable(potential_factor) and potential_factor is not None:
+        raise ArgumentError("potential_factor", potential_factor, "must be a function of (k, a)")
+    if isinstance(potential_factor, ForceCorrection):
+        potential_factor.check(config)
 
 
 def _checked_meter(meter: Any, config: Config) -> diffrax.AbstractProgressMeter[Any] | None:

@@ -75,8 +75,6 @@ def evolve_vjp(
       The particles at the start, computed exactly from the outcome, and the cotangents of the inputs; in place of the
       cotangents of arguments that are not floating-point numbers, the arguments.
     """
-    times, number = inputs.times, len(inputs.times) - 1
-    good, steps = _steps_taken(inputs, outcome, config)
     floating, others = eqx.partition(inputs.args, eqx.is_inexact_array)
 
     def pull(function: Callable[..., Any], good: Array | bool, at: Any, cotangents: Any, sums: Any) -> Any:
@@ -107,17 +105,13 @@ def evolve_vjp(
         ct = ct if direct is None else jax.tree.map(jnp.add, ct, direct)
         return _Carry(kicked, ct, ct_args), _StepGrads(by_coefficient, ct_a0, ct_a1)
 
-    last_before = jnp.pad(steps.last[:-1], (1, 0))
-    factor = None if steps.factor is None else StepFactor(steps.factor, by_factor)
-    saving = tuple(save.after_steps(number) for save in saves)
-    slot = jnp.arange(number) - (number - potential_cache.size(outcome.potentials))
-    xs = _StepInput(steps, last_before, good, factor, times[:-1], times[1:], saving, slot)
+    xs = _step_inputs(inputs, outcome, saves, by_factor, config)
     fused = not saves and accumulate is None  # no particles are needed between steps
     ct = Particles(*jax.tree.leaves(cotangents.particles))
     at_end = _Carry(outcome.particles, ct, jax.tree.map(jnp.zeros_like, floating))
     (particles, *sums), grads = _reverse_all(body, at_end, xs, outcome.potentials, fused, config)
     # Saves before the first step.
-    at, sums = (times[0], particles.with_unit(steps.unit0[0]), floating), (jnp.zeros_like(times[0]), *sums)
+    at, sums = (xs.a0[0], particles.with_unit(xs.step.unit0[0]), floating), (jnp.zeros_like(xs.a0[0]), *sums)
     for save, saved in zip(saves, cotangents.saved, strict=True):
         if 0 in save.steps:
             sums = pull(save.function, True, at, jax.tree.map(lambda x: x[0], saved), sums)
@@ -125,6 +119,21 @@ def evolve_vjp(
     by_time = jnp.pad(grads.a0, (0, 1)) + jnp.pad(grads.a1, (1, 0))
     ct, ct_args = ExactParticles(ct.disp, ct.vel), eqx.combine(ct_args, others)
     return particles, Inputs(ct, grads.coefficients, by_time.at[0].add(by_start), ct_args)
+
+
+def _step_inputs(
+    inputs: Inputs, outcome: Outcome, saves: tuple[Save, ...], by_factor: bool, config: Config
+) -> _StepInput:
+    """Inputs of the backward loop in all steps; those after a failure change nothing, in both directions."""
+    times, number = inputs.times, len(inputs.times) - 1
+    taken, forward = outcome.status.step, all_steps(inputs.coefficients, config)
+    good = jnp.arange(number, dtype=taken.dtype) < taken
+    steps = forward.where(good, unit_after(taken, forward))
+    last_before = jnp.pad(steps.last[:-1], (1, 0))
+    factor = None if steps.factor is None else StepFactor(steps.factor, by_factor)
+    saving = tuple(save.after_steps(number) for save in saves)
+    slot = jnp.arange(number) - (number - potential_cache.size(outcome.potentials))
+    return _StepInput(steps, last_before, good, factor, times[:-1], times[1:], saving, slot)
 
 
 def _reverse_all(
@@ -185,13 +194,6 @@ def _cached_steps_vjp(
     state, first = gravity_vjp.undo_drifts(pending, config)
     grads = grads._replace(first=jnp.concatenate([first, grads.first[:-1]]))  # with the kick of the step before
     return *state.split(), _by_coefficient(xs, grads)
-
-
-def _steps_taken(inputs: Inputs, outcome: Outcome, config: Config) -> tuple[Array, Step]:
-    """Whether each step was good, and all steps; steps after a failure change nothing, in both directions."""
-    taken, forward = outcome.status.step, all_steps(inputs.coefficients, config)
-    good = jnp.arange(len(inputs.times) - 1, dtype=taken.dtype) < taken
-    return good, forward.where(good, unit_after(taken, forward))
 
 
 def _add_vjp(
