@@ -1,4 +1,4 @@
-"""Peak memory by stage of a run and of a gradient: predicted by the model, planned by XLA, counted by the allocator.
+"""Peak memory by stage of a run and of a gradient: planned by XLA, counted by the allocator.
 
     python benchmarks/memory.py run:512 run:512:lpt=1 run:256:mesh=2 gradient:512 run:512:devices=2x1:halo=20
     XLA_PYTHON_CLIENT_PREALLOCATE=true python benchmarks/memory.py run:1024
@@ -104,21 +104,15 @@ def measure(case: Case) -> dict[str, Any]:
     """The record of a case, in bytes a particle."""
     import jax
 
-    from pmwd_dist.run.simulation import planning
-
     with tempfile.TemporaryDirectory() as folder:
         plan = plan_of(case, Path(folder))
         config = plan.simulation.config
-        px, py = config.decomposition.pdims
-        displacement = planning.linear_displacement(plan.simulation)
-        found = {x.pdims: x for x in planning.divisions(config, px * py, displacement)}[px, py]
         record = run(plan) if case.what == "run" else gradient(plan)
     stages = ("initial", "step", "output") if case.what == "run" else ("gradient",)
-    record["predicted"] = [found.bytes[stage] for stage in stages]
-    own = math.prod(config.particle_shape) / (px * py)
+    own = math.prod(config.particle_shape) / config.decomposition.size
     if jax.default_backend() == "cpu":
         del record["peak"]
-    for name in {"planned", "peak", "predicted"} & record.keys():
+    for name in {"planned", "peak"} & record.keys():
         record[name] = [round(x / own, 1) for x in record[name]]
     about = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
     return {"case": case._asdict(), **about, "stages": stages, **record}

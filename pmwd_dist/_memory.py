@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 
@@ -34,19 +33,6 @@ def _number(path: str) -> int | None:
     except OSError:
         return None
     return int(text) if text.isdigit() else None
-
-
-def bytes_of(text: str) -> float:
-    """Number of bytes of a text such as 80GB, 79.6GiB or 8e10.
-
-    Raises:
-      ValueError: the text is not a number of bytes.
-    """
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?(?:e[0-9]{1,2})?)\s*(?:([kMGT])(i?)B|B)?\s*", text)
-    if match is None:
-        raise ValueError("must be a number of bytes, such as 80GB or 79.6GiB")
-    power = " kMGT".index(match[2]) if match[2] else 0
-    return float(match[1]) * (1024 if match[3] else 1000) ** power
 
 
 def size(count: float) -> str:

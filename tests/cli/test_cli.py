@@ -102,8 +102,6 @@ def test_the_program_sets_options_of_jax_whatever_the_environment_says(cli: Cli,
 
 
 def test_huge_requests_fail(cli: Cli, file: Path):
-    fails(cli("check", file, "--devices", 10**20), "--devices", "1048576")
-    fails(cli("check", file, "--devices", 4, "--device-memory", "1e999GB"), "must be a number of bytes")
     fails(cli("check", file, "--set", "x" * 100_000), "--set xxx", "must look like section.key=value", lines=1)
     fails(cli("autotune", 99999999999999), "shape=(99999999999999, ", "use a smaller mesh, or more devices", lines=1)
     fails(cli("power", "x.hdf5", "--mesh", 10**9), "--mesh", "less than or equal to 65536", lines=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
+from jax.sharding import AbstractMesh
 
 import pmwd_dist as pmd
 from pmwd_dist.pm.lpt_fields import stores_second_derivatives
 from pmwd_dist.pm.stepping.potential_cache import stored_potentials
-from pmwd_dist.run.simulation.planning import on_devices
 
 
 def configure(cells: int, particles: int | None = None, **options: Any) -> pmd.Config:
@@ -42,7 +43,8 @@ CACHES = [
 def test_few_potentials_are_cached_and_never_more_for_more_steps(
     config: pmd.Config, pdims: tuple[int, int], dtype: Any, platform: str, expected: int
 ) -> None:
-    config = on_devices(config, pdims)
+    mesh = AbstractMesh(pdims, ("x", "y"))
+    config = replace(config, decomposition=pmd.Decomposition(mesh=mesh, spec=jax.P("x", "y")))
     for steps in (10, 1000):
         assert stored_potentials("auto", steps, config, dtype, platform) == expected
     assert stored_potentials("auto", 4, config, dtype, platform) == min(4, expected)

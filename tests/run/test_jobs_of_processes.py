@@ -144,7 +144,6 @@ installed = fingerprint.version
 fingerprint.version = lambda name: "0" if (name, rank) == ("jaxlib", 1) else installed(name)
 codes["version"] = command("run", "small.toml", "--output", "version")
 fingerprint.version = installed
-codes["plan"] = command("check", "small.toml", "--devices", "4")
 codes["report"] = command("report", "small")
 codes["doctor"] = command("doctor", "small")
 Snapshot.write = full
@@ -288,7 +287,6 @@ def test_processes(tmp_path: Path, no_figures: None):
         "process 1: none.toml: no such file",
         "process 1 was started with `check`, and process 0 with `run`",
         'the version of jaxlib is "0" in process 1, and "',
-        "other devices are planned in one process",
         "folder1",
         "interrupted after step 1 of 3",
         "small: not empty",

@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_said_with_remedies(tmp_path: Path, monkeypatch: py
 
     text = problem(need / 1.2)
     assert "of memory in the initial conditions and a device has" in text
-    assert "; use time.lpt_order = 2, raise XLA_PYTHON_CLIENT_MEM_FRACTION, use a smaller mesh, or 2 such" in text
+    assert "; use time.lpt_order = 2, raise XLA_PYTHON_CLIENT_MEM_FRACTION, use a smaller mesh, or more devices" in text
     monkeypatch.setattr(resources, "device_limit", lambda: need)
     plan.check()
 

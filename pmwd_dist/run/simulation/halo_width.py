@@ -14,12 +14,15 @@ from jax import Array
 
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import GrowthTable
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.ops.rounding import max_abs
+from pmwd_dist.pm.modes import power_nodes
 from pmwd_dist.pm.paint import halo_widths
+from pmwd_dist.run.settings import SimulationSetup
 
 # Margin over linear growth; a halo that is too narrow is widened during the run.
 MARGIN = 1.2
+_COHERENCE = 10.0  # side of a cube whose displacement is independent of others [Mpc/h]
 _EIGHTHS = 3  # widths are rounded up to three binary digits after the leading one, so that programs are found again
 
 
@@ -32,6 +35,21 @@ def largest_displacement(disp: Array, config: Config) -> float:
     """Largest displacement along an axis [Mpc/h]; NaN if one is not finite. Collective."""
     run = jit(max_abs, out_shardings=config.decomposition.replicated)
     return float(run(disp))
+
+
+def linear_displacement(simulation: SimulationSetup) -> float:
+    """Largest displacement that linear theory lets expect at the end of a run [Mpc/h].
+
+    The largest of as many normal numbers as there are independent cubes, with the variance of the displacement along an
+    axis.
+    """
+    config = simulation.config
+    k = power_nodes(config)
+    power = simulation.linear_power(k)
+    growth = float(growth_table_to(config.lpt_order, simulation.cosmo).D1(np.asarray(config.a_stop)))
+    rms = growth * math.sqrt(np.trapezoid(k * power, np.log(k)) / (6 * math.pi**2))
+    count = max(3.0, 3 * math.prod(config.box_size) / _COHERENCE**3)
+    return MARGIN * rms * math.sqrt(2 * math.log(count))
 
 
 def expected_displacement(displacement: float, a: float, table: GrowthTable, config: Config) -> float:

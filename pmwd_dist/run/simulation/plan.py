@@ -22,8 +22,7 @@ from pmwd_dist.run.outputs.base import Output
 from pmwd_dist.run.outputs.registry import outputs_of
 from pmwd_dist.run.settings import SettingsError, SimulationSettings, SimulationSetup, build
 from pmwd_dist.run.simulation import accuracy
-from pmwd_dist.run.simulation.halo_width import is_automatic, with_halo_of
-from pmwd_dist.run.simulation.planning import enough_devices, linear_displacement
+from pmwd_dist.run.simulation.halo_width import is_automatic, linear_displacement, with_halo_of
 from pmwd_dist.run.simulation.programs import least_memory, run_memory
 
 
@@ -139,8 +138,8 @@ class SimulationPlan(Plan):
         warnings += [] if simulation.start is None else [simulation.start.lattice_warning(simulation.config)]
         return [f"warning: {text}" for text in (*warnings, accuracy.growth_warning(simulation, self.times)) if text]
 
-    def lines(self, *, here: bool = True) -> list[str]:
-        """Description of the run, with the current devices if it is to run here."""
+    def lines(self) -> list[str]:
+        """Description of the run."""
         config, settings = self.simulation.config, self.settings
         redshifts = ", ".join(f"{z:.4g}" for z in sorted(self.outputs.values(), reverse=True))
         snapshots = "no" if settings.output.snapshot == "none" else settings.output.snapshot
@@ -157,9 +156,7 @@ class SimulationPlan(Plan):
         ]
         if names := [output.description(self.simulation) for output in settings.observe.outputs]:
             lines.append(f"observe     {', '.join(names)}")
-        if here:
-            lines += [self.device_line, f"expected    {self.memory_text}, {size(self.expected_disk)} of disk"]
-        return lines
+        return [*lines, self.device_line, f"expected    {self.memory_text}, {size(self.expected_disk)} of disk"]
 
     def memory_lines(self) -> list[str]:
         """Memory on the current devices in the stage that needs most, and the largest mesh that fits."""
@@ -203,12 +200,9 @@ def memory_problem(plan: SimulationPlan) -> tuple[str | None, str | None]:
     text = f"the run needs about {size(need)} of memory in {stage} and {memory.where} has "
     if need <= memory.total:
         return None, None if need <= memory.free else f"{text}{size(memory.free)} free: it may be killed"
-    count, remedies = None, [output.remedy for output in plan.results if output.stage == stage]
-    if not remedies:
-        remedies += ["use time.lpt_order = 2"] if stage == "the initial conditions" and config.lpt_order == 3 else []
-        if not memory.processes:
-            displacement, least = linear_displacement(plan.simulation), config.decomposition.size + 1
-            count = enough_devices(config, displacement, memory.total, least)
+    remedies = [output.remedy for output in plan.results if output.stage == stage]
+    if not remedies and stage == "the initial conditions" and config.lpt_order == 3:
+        remedies.append("use time.lpt_order = 2")
     remedies += ["raise XLA_PYTHON_CLIENT_MEM_FRACTION"] * (not memory.processes) + ["use a smaller mesh"]
-    remedies.append(f"{count} such devices" if count else f"more {'machines' if memory.processes else 'devices'}")
-    return f"box.mesh: {text}{size(memory.total)}; {', '.join(remedies[:-1])}, or {remedies[-1]}", None
+    more = "machines" if memory.processes else "devices"
+    return f"box.mesh: {text}{size(memory.total)}; {', '.join(remedies)}, or more {more}", None

@@ -1,4 +1,4 @@
-"""Programs of a run up to its first output, from shapes, and their memory; `planning` counts it for other devices."""
+"""Programs of a run up to its first output, from shapes, and their memory."""
 
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
