@@ -16,9 +16,10 @@ TOTALS = pytest.StashKey[dict[str, float]]()  # of all processes: see `pytest_te
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option for everything."""
+    """Add the options for everything, and for more damage."""
     text = "run the second tier, too: tests marked slow, and checks of the types of arrays"
     parser.addoption("--all", action="store_true", help=text)
+    parser.addoption("--fuzz", type=int, default=60, help="number of files that each test of damage changes")
 
 
 def pytest_configure(config: pytest.Config) -> None:

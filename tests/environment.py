@@ -148,6 +148,12 @@ def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 @pytest.fixture
+def fuzz_count(request: pytest.FixtureRequest) -> int:
+    """Number of damaged files to try."""
+    return request.config.option.fuzz
+
+
+@pytest.fixture
 def unchecked() -> Iterator[None]:
     """Arrays are not checked against their annotations: for errors of the package itself about arrays."""
     jaxtyping.config.update("jaxtyping_disable", True)

@@ -1,9 +1,7 @@
-"""Functions in processes of their own, with limits of time and memory, and a count of what became of them."""
+"""Functions in processes of their own, with limits of time and memory, and damage of files."""
 
 from __future__ import annotations
 
-import argparse
-import collections
 import os
 import resource
 import select
@@ -76,32 +74,3 @@ def damaged(content: bytes, rng: np.random.Generator) -> bytes:
         case _:
             out[high:] = content[low:]
     return bytes(out)
-
-
-class Tally:
-    """Counts of outcomes, with the cases that were wrong."""
-
-    def __init__(self, what: str):
-        self.what, self.counts, self.wrong = what, collections.Counter[str](), list[str]()
-
-    def add(self, case: str, said: str) -> None:
-        kind = said.split(":", maxsplit=1)[0]
-        self.counts[kind] += 1
-        if kind == "wrong":
-            self.wrong.append(f"{case}: {said}")
-            print(self.wrong[-1], flush=True)
-
-    def report(self) -> int:
-        """Print the counts; 1 if any case was wrong."""
-        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(self.counts.items()))
-        print(f"{self.counts.total()} {self.what}: {counts}")
-        return 1 if self.wrong else 0
-
-
-def arguments(about: str | None) -> tuple[int, int]:
-    """Number of cases and seed, from the command line."""
-    parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--count", type=int, default=1000, help="cases in all")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    return given.count, given.seed

@@ -31,7 +31,7 @@ def run(program: str, *arguments: str, processes: int = 1) -> str:
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(
     "program",
-    ["cic", "steps", "simulations", "canaries", "whole_runs", "wide_meshes", "snapshots"],
+    ["cic", "steps", "simulations", "whole_runs", "wide_meshes", "snapshots"],
 )
 def test_a_gpu_agrees_with_the_cpu(program: str) -> None:
     assert "are fine" in run(f"{program}_on_gpu.py")

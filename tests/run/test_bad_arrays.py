@@ -31,9 +31,9 @@ def test_made_up_files_are_refused(kind: str, name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", fuzz.KINDS)
-def test_damaged_files_are_refused_or_read(kind: str, tmp_path: Path) -> None:
+def test_damaged_files_are_refused_or_read(kind: str, tmp_path: Path, fuzz_count: int) -> None:
     outcomes = set[str]()
-    for seed in range(40):
+    for seed in range(fuzz_count):
         fuzz.write(tmp_path, kind)
         fuzz.damage(tmp_path, kind, np.random.default_rng(seed))
         outcomes.add(fuzz.outcome(tmp_path, kind))
