@@ -71,17 +71,3 @@ def test_a_spectrum_beyond_its_tolerance_is_told(tmp_path: Path):
 def test_failing_worker_is_reported(tmp_path: Path) -> None:
     worker = benchmarks.driver.Worker(OURS, "paint", 16, tmp_path, {})  # its inputs were never written
     assert "FileNotFoundError" in worker.ask()["error"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"cases": ["fly"]}, "cases has fly"),
-        ({"only": ["gadget"]}, "only has gadget"),
-        ({"repeat": 0}, "repeat=0"),
-        ({"python": {"gadget": "python"}}, "python has gadget"),
-    ],
-)
-def test_wrong_arguments(arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        benchmarks.run([16], **arguments)  # type: ignore[arg-type]

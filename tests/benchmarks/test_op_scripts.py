@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +44,6 @@ def test_loads_are_timed_beside_their_floors(tmp_path: Path, capsys: pytest.Capt
 def test_a_load_fits_its_mesh(load: str) -> None:
     geometry = loads.geometry_of(load, 512)
     assert geometry.mesh[0] * geometry.spacing[0][1] == 512 * geometry.spacing[0][0]
-
-
-def test_coherent_displacements_are_as_large_as_they_say() -> None:
-    waves, phases, amplitude = loads.wave_numbers(512.0)
-    direction = waves / np.linalg.norm(waves, axis=1, keepdims=True)
-    k = 2 * math.pi / 512 * np.linalg.norm(waves, axis=1, keepdims=True)
-    rms = amplitude * np.sqrt((direction**2).sum(axis=0) / 2)
-    strain = amplitude * np.sqrt((k**2 * direction**4).sum(axis=0) / 2)
-    np.testing.assert_allclose(math.sqrt(np.mean(rms**2)), loads.RMS, rtol=1e-6)
-    np.testing.assert_allclose(math.sqrt(np.mean(strain**2)), loads.STRAIN, rtol=0.15)
-    disp = np.asarray(loads.waves_of(8, waves[:1], phases[:1], amplitude))
-    site = np.arange(8) * 2 * math.pi / 8
-    phase = sum(m * x for m, x in zip(waves[0], np.meshgrid(site, site, site, indexing="ij"), strict=True)) + phases[0]
-    np.testing.assert_allclose(disp[..., 1], amplitude * np.sin(phase) * direction[0, 1], atol=1e-4)
 
 
 def test_what_is_carried_goes_from_call_to_call() -> None:

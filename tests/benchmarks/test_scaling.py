@@ -55,17 +55,3 @@ def test_another_density_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     with pytest.raises(SystemExit, match="1"):
         scaling.main(["--devices", "1,2", "--weak", ""])
     assert capsys.readouterr().out.count("the density differs") == 1
-
-
-def test_a_run_that_fails_is_told() -> None:
-    case = scaling.Case("strong", 8, 3, 1, "auto", "forward")
-    assert "not divisible" in scaling.timed(case, 1)["error"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"), [(["--cases", "fly"], "--cases has fly"), (["--devices", "64"], "there are 4")]
-)
-def test_wrong_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        scaling.main(arguments)
-    assert message in capsys.readouterr().err

@@ -16,7 +16,6 @@ from jax_cosmo.transfer import Eisenstein_Hu
 import pmwd_dist as pmd
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.cosmology.growth import growth_table_to
-from pmwd_dist.cosmology.linear_power import normalised_power
 
 UNIVERSES = {
     "flat": problems.cosmology(),
@@ -51,18 +50,6 @@ def test_growth_in_an_einstein_de_sitter_universe() -> None:
     for quantity, values in expected.items():
         np.testing.assert_allclose(getattr(table.at(a), quantity), values, rtol=1e-13, err_msg=quantity)
     np.testing.assert_allclose(table.E(a), a**-1.5, rtol=1e-13)
-
-
-def test_growth_factors_of_a_sphere_are_those_of_its_collapse() -> None:
-    """x / q = 1 - D/3 - D^2/21 - 23/1701 D^3 of a homogeneous sphere of unit linear density contrast."""
-    a = 0.4
-    table = pmd.growth_table(problems.einstein_de_sitter())
-    D3a, D3b = table.at(a).D3
-    A = np.eye(3) / -3
-    B = problems.minors(A, A) * np.eye(3) / 3
-    third = D3a * np.linalg.det(A) / 3 + D3b * problems.minors(A, B) / 3
-    np.testing.assert_allclose(table.D2(a) * B[0, 0], -(a**2) / 21, rtol=1e-7)
-    np.testing.assert_allclose(third, -23 / 1701 * a**3, rtol=1e-7)
 
 
 def test_growth_is_exact_at_a_equal_one(cosmo: Any) -> None:
@@ -176,22 +163,6 @@ def test_linear_power_is_that_of_jax_cosmo() -> None:
     shape = np.asarray(k**cosmo.n_s * Eisenstein_Hu(cosmo, jnp.asarray(k)) ** 2)
     ratio = np.asarray(pmd.linear_power(k, cosmo, "eisenstein-hu")) / shape
     np.testing.assert_allclose(ratio, ratio[0], rtol=1e-12)
-
-
-def test_linear_power_has_the_primordial_slope_on_large_scales() -> None:
-    cosmo = problems.cosmology(n_s=0.9)
-    low, high = pmd.linear_power(np.array([1e-5, 2e-5]), cosmo)
-    assert abs(np.log2(high / low) - 0.9) < 1e-3
-
-
-def test_a_table_is_normalised_to_sigma8() -> None:
-    k = np.geomspace(1e-4, 50, 400)
-    power = np.asarray(pmd.linear_power(k, problems.cosmology())) * 7
-    scaled = np.asarray(normalised_power(k, power, 0.7))
-    np.testing.assert_allclose(scaled / power, scaled[0] / power[0], rtol=1e-14)
-    # Beyond the table's ends lie 1e-5 of the variance.
-    expected = np.asarray(pmd.linear_power(k, problems.cosmology(sigma8=0.7)))
-    np.testing.assert_allclose(scaled, expected, rtol=1e-4)
 
 
 PARAMETERS = ("Omega_c", "Omega_b", "h", "n_s", "sigma8", "Omega_k", "w0", "wa")

@@ -127,8 +127,9 @@ def check_error(shape: tuple[int, int, int]) -> None:
         path, limit = Path(folder, "s.hdf5"), resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4 * math.prod(shape), limit[1]))  # less than the snapshot
         try:
-            with pytest.raises(OSError, match=r"File too large|No space left on device"):
+            with pytest.raises(OSError, match=r"File too large|No space left on device") as caught:
                 pmd.save_snapshot(path, particles, cosmo, config, A)
+            assert caught.value.filename == str(path)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         assert not list(Path(folder).iterdir())

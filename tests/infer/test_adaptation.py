@@ -237,38 +237,6 @@ def test_adaptation_recovers_the_dependence_of_modes_on_parameters() -> None:
 
 
 @pytest.mark.slow
-def test_projected_modes_follow_an_amplitude_without_bias(tmp_path: Path) -> None:
-    """Its posterior is known: the modes of the projection have the variance (10 b1)^2 + 1.
-
-    Without scales and a mean that follow b1 its mean is 0.26 standard deviations too low, and takes seven times as
-    many gradients.
-    """
-    config = pmd.Config(80.0, 8, decomposition=(1, 1))
-    model = infer.Model(config, Projected(config), {"b1": infer.Normal(1.0, 0.5, low=0.1)}, infer.Gaussian(1.0))
-    data = model.mock(jax.random.key(1), model.draw(jax.random.key(0), b1=1.3))
-    posterior = model.condition(data)
-    starts = jax.jit(jax.vmap(posterior.initial))(jax.random.split(jax.random.key(1), 4))
-    options: dict[str, Any] = {"key": jax.random.key(2), "tuning_steps": 600, "chunk": 500}
-    chain = infer.sample(posterior, starts, steps=2000, output=tmp_path, **options)
-
-    b1 = np.linspace(0.4, 3, 4001)
-    square, variance = 8 * np.sum(np.mean(np.asarray(data) - 1, axis=2) ** 2), 100 * b1**2 + 1
-    log = -0.5 * (square / variance + 64 * np.log(variance) + ((b1 - 1) / 0.5) ** 2)
-    weight = np.exp(log - log.max())
-    mean = np.average(b1, weights=weight)
-    sd = np.sqrt(np.average((b1 - mean) ** 2, weights=weight))
-    draws = chain.parameters["b1"]
-    size = infer.ess_mean(draws)
-    assert size > 1000
-    assert infer.rhat(draws) < 1.01
-    assert abs(draws.mean() - mean) < 4 * sd / math.sqrt(size)
-    assert draws.std() == pytest.approx(sd, rel=0.1)
-    shift, error = infer.step_bias(draws, chain.density_shift)
-    assert abs(shift) < 0.02 + 3 * error
-    assert error < 0.01
-
-
-@pytest.mark.slow
 def test_chains_start_over_with_a_correction_of_their_bias(tmp_path: Path) -> None:
     """The curvature of all modes grows with b1 beyond linear theory. The marginal posterior of b1 is known."""
     config = pmd.Config(box_size=80.0, mesh_shape=8, decomposition=(1, 1))

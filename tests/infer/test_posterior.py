@@ -85,16 +85,6 @@ def evaluate(posterior: infer.Posterior, position: Any) -> tuple[Any, Any]:
     return jax.value_and_grad(posterior.logdensity)(position), posterior.from_latent(position)[0]
 
 
-def everything(pdims: tuple[int, int], cosmo: Any) -> tuple[Any, ...]:
-    """Mock data and a position to start from, in redshift space with a free bias."""
-    config = configure(pdims, mesh_shape=8)
-    model = free(config, infer.LinearField(config, cosmo, bias="b1", line_of_sight="z"))
-    data = model.mock(jax.random.key(1), model.draw(jax.random.key(0), b1=1.8))
-    posterior = model.condition(data)
-    position = posterior.initial(jax.random.key(2), b1=1.8)
-    return config, data, position
-
-
 def test_the_weight_is_the_power_of_the_likelihood(linear: infer.Posterior) -> None:
     """Of the likelihood alone: without it the density is the prior."""
     here, there = ({"noise": x, "parameters": {}} for x in np.random.default_rng(2).standard_normal((2, *SHAPE)))
@@ -106,21 +96,6 @@ def test_the_weight_is_the_power_of_the_likelihood(linear: infer.Posterior) -> N
         np.testing.assert_allclose(y, 0.7 * x + 0.3 * z, rtol=1e-9, atol=1e-9)
     with pytest.raises(ValueError, match=r"weight=-0.1 must be a finite number, 0 or more; use 1"):
         linear.weighted(-0.1)
-
-
-@pytest.fixture(scope="module")
-def reference(cosmo: Any) -> tuple[Any, ...]:
-    return everything((1, 1), cosmo)
-
-
-@pytest.mark.slow
-def test_slabs_have_the_same_mocks_and_starts(reference: tuple[Any, ...], cosmo: Any) -> None:
-    """Gradients: `test_divided_chains`."""
-    config, *ours = everything((4, 1), cosmo)
-    for x, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(reference[1:]), strict=True):
-        np.testing.assert_allclose(x, expected, atol=1e-9 * np.abs(expected).max())
-        wanted = config.decomposition.sharding if x.ndim else config.decomposition.replicated
-        assert problems.has_sharding(x, wanted)
 
 
 def test_gradients_agree_with_differences(cosmo: Any) -> None:
@@ -412,13 +387,6 @@ FRONT = (np.indices(SHAPE)[0] == 0).astype(float)
 def test_unlikely_models_raise_a_warning(make: Any, message: str, cosmo: Any) -> None:
     with pytest.warns(UserWarning, match=message):
         make(cosmo)
-
-
-def test_likely_models_raise_none(cosmo: Any) -> None:
-    """A contrast where a function may predict one, data that are not constant, and priors within the tables."""
-    model_of({"Omega_m": infer.Uniform(0.2, 0.4), "A_s": infer.Uniform(1e-9, 3e-9)}, fields_of(cosmo))
-    model_of({}, fields_of(cosmo)).condition(1 + CONTRAST)
-    model_of({}).condition(CONTRAST)
 
 
 def test_a_prior_of_n_eff_holds_beside_one_of_masses(cosmo: Any) -> None:

@@ -197,29 +197,6 @@ def test_samplers_have_the_right_variances(name: str) -> None:
         assert error.max() < 0.05 * wanted.max()  # a test that can fail
 
 
-@pytest.mark.slow
-def test_modes_of_large_curvature_have_the_right_width() -> None:
-    """With steps of a quarter of the longest stable phase of some modes, and of half of it of others."""
-    curvature, root = jnp.repeat(jnp.asarray([1.0, 4.0]), 500), 1000**0.5
-
-    def density(x: Any) -> Any:
-        return -0.5 * jnp.sum(curvature * x**2)
-
-    def chain(key: Any) -> Any:
-        keys = jax.random.split(key, 3)
-        begin = mclmc.init(keys[0], jax.random.normal(keys[1], (1000,)) / jnp.sqrt(curvature), density)
-
-        def once(state: Any, key: Any) -> Any:
-            state, _ = mclmc.step(key, state, density, L=4 * root, step_size=0.5 * root)
-            return state, jnp.mean((curvature * state.position**2).reshape(2, 500), axis=1)
-
-        return jax.lax.scan(once, begin, jax.random.split(keys[2], 1200))[1]
-
-    square = np.asarray(jax.jit(jax.vmap(chain))(jax.random.split(jax.random.key(0), 4)))[:, 300:]
-    # With all noise between kicks 1.033 and 0.967, and 1.019 and 1.091 where kicks are.
-    np.testing.assert_allclose(square.mean(axis=(0, 1)), 1, atol=0.01)
-
-
 def test_a_step_into_a_failed_simulation_is_rejected() -> None:
     def cut(x: Any) -> Any:
         return jnp.where(x["b"][0] < 3, -0.5 * trees.dot(x, x), -jnp.inf)

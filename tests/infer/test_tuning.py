@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,9 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import pmwd_dist as pmd
-from pmwd_dist import infer
-from pmwd_dist.infer import sampling
 from pmwd_dist.infer.constants import AWAY, ENERGY_VARIANCE
 from pmwd_dist.infer.precondition import Observations
 from pmwd_dist.infer.samplers import mclmc
@@ -226,43 +222,3 @@ def test_wrong_tunings_are_refused() -> None:
         Schedule({"u": np.zeros(2)}, 39)
     with pytest.raises(ValueError, match="energy_variance=0 must be positive and finite"):
         Schedule({"u": np.zeros(2)}, 100, energy_variance=0)
-
-
-SIDE = 6
-AMPLITUDE, WAVENUMBER, SIGMA = 0.3, 5.0, 0.15
-
-
-def wavy(noise: Any, parameters: Any) -> Any:
-    """A field of the noise in its own cell, the same for several values of that: each cell has two or three maxima."""
-    return 1 + noise + AMPLITUDE * jnp.sin(WAVENUMBER * noise) + 0 * parameters["zeta"]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:chains have not mixed")
-def test_a_growing_likelihood_leads_chains_to_the_global_maximum(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of several in each cell, of which the densities are known; and chains that do not approach find any."""
-    config = pmd.Config(box_size=80.0, mesh_shape=SIDE, decomposition=(1, 1))
-    priors, rng = {"zeta": infer.Normal(0.0, 1.0)}, np.random.default_rng(0)
-    truth = rng.standard_normal((SIDE,) * 3)
-    data = np.asarray(wavy(truth, {"zeta": 0})) + SIGMA * rng.standard_normal(truth.shape)
-    posterior = infer.Model(config, wavy, priors, infer.Gaussian(SIGMA)).condition(data)
-    x = np.linspace(-5, 5, 4001)
-    log = -0.5 * x**2 - 0.5 * ((data[..., None] - np.asarray(wavy(x, {"zeta": 0}))) / SIGMA) ** 2
-    density = np.exp(log - log.max(-1, keepdims=True))
-    density /= density.sum(-1, keepdims=True)
-    mean = density @ x
-    sd = np.sqrt(np.mean(density @ x**2 - mean**2))
-    starts = jax.vmap(posterior.initial)(jax.random.split(jax.random.key(1), 4))
-    options: dict[str, Any] = {"key": jax.random.key(2), "tuning_steps": 1000, "steps": 400, "thin": 2, "chunk": 50}
-
-    def error(output: Path) -> float:
-        """Of the mean of each cell over chains, in standard deviations."""
-        chain = infer.sample(posterior, starts, output=output, keep_noise=True, **options)
-        return float(np.sqrt(np.mean((chain.noise_mean - mean) ** 2)) / sd)
-
-    found = error(tmp_path / "approach")
-    monkeypatch.setattr(sampling, "Schedule", partial(Schedule, stages=STAGES[1:]))
-    assert found < 0.5
-    assert error(tmp_path / "at once") > 2

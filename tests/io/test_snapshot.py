@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import math
-import resource
 import sys
-import tracemalloc
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -44,17 +42,6 @@ def make_particles(config: pmd.Config) -> pmd.Particles:
     disp, vel = rng.uniform(-10, 10, shape), rng.uniform(-1, 1, shape)
     disp[0, 0, 0] = -1e-9  # just below zero: rounding puts it on the far side of the box
     return pmd.Particles(*jax.device_put((disp, vel), config.decomposition.sharding))
-
-
-@contextmanager
-def no_files_larger_than(size: int) -> Iterator[None]:
-    """A disk that fills up, as seen by this process."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("decomposition", [(1, 1), (4, 1), (2, 2)], indirect=True)
@@ -98,30 +85,6 @@ def test_positions_are_rounded_once(tmp_path: Path, single, cosmo, kind, precisi
     expected[expected >= x.dtype.type(BOX * length)] = 0
     assert (np.abs(x - expected) <= np.spacing(expected)).all()
     np.testing.assert_allclose(v, vel[ids] * speed, rtol=2e-7)
-
-
-@pytest.mark.parametrize("kind", ["gadget", "swift"])
-def test_few_chunks_exist_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cosmo, single, kind):
-    monkeypatch.setattr(chunks, "_ROWS", 2048)
-    monkeypatch.setattr(chunks, "_MOST_ROWS", 4096)
-    config = make_config(single, (64, 32, 64))
-    particles = make_particles(config)
-    save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A, format=kind)  # compiles
-    write, most = writer.Snapshot._write_chunk, []
-
-    def count(self, data, first, words) -> None:
-        most.append(sum(x.nbytes for x in jax.live_arrays() if x.dtype == np.uint32))
-        write(self, data, first, words)
-
-    monkeypatch.setattr(writer.Snapshot, "_write_chunk", count)
-    tracemalloc.start()
-    path = save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A, format=kind)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    whole = path.stat().st_size
-    assert len(most) == 64 * (3 if kind == "gadget" else 4)
-    assert max(most) < whole / 6
-    assert peak < whole / 4
 
 
 def test_positions_of_particles_far_away_are_in_the_box():
@@ -173,43 +136,6 @@ def test_gadget_file_holds_what_readers_expect(tmp_path: Path, cosmo, single):
         density = count * header["MassTable"][1] / BOX**3
         assert density == pytest.approx(27.7536627 * float(cosmo.Omega_m), rel=1e-6)
         assert file["Parameters"].attrs["UnitLength_in_cm"] == pytest.approx(3.0857e21, rel=1e-4)
-
-
-def split(path: Path, where: int) -> None:
-    """Make two files out of one, as two processes write them."""
-    with h5py.File(path) as whole:
-        for number, part in enumerate((slice(None, where), slice(where, None))):
-            with h5py.File(path.with_name(f"{path.stem}.{number}.hdf5"), "w") as file:
-                for group in ("Header", "Parameters", "ParticleMesh"):
-                    file.create_group(group).attrs.update(whole[group].attrs)
-                file["Header"].attrs["NumFilesPerSnapshot"] = 2
-                for name, data in whole["PartType1"].items():
-                    file[f"PartType1/{name}"] = data[part]
-                file["Header"].attrs["NumPart_ThisFile"] = [0, len(file["PartType1/ParticleIDs"]), 0, 0, 0, 0]
-    path.unlink()
-
-
-def test_snapshot_of_several_files(tmp_path: Path, cosmo, single):
-    config = make_config(single)
-    path = save_snapshot(tmp_path / "s.hdf5", make_particles(config), cosmo, config, A)
-    whole, _ = load_snapshot(path, config)
-    split(path, 300)
-    for name in ("s.hdf5", "s.0.hdf5", "s.1.hdf5"):
-        parts, _ = load_snapshot(tmp_path / name, config)
-        np.testing.assert_array_equal(parts.disp, whole.disp)
-    (tmp_path / "s.1.hdf5").unlink()
-    with pytest.raises(FileNotFoundError, match="one is missing"):
-        load_snapshot(tmp_path / "s.0.hdf5", config)
-
-
-@pytest.mark.parametrize("kind", ["gadget", "swift"])
-def test_full_disk_leaves_no_file(tmp_path: Path, cosmo, single, kind):
-    config = make_config(single)
-    particles = make_particles(config)
-    with no_files_larger_than(10_000), pytest.raises(OSError, match="File too large") as caught:
-        save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A, format=kind)
-    assert caught.value.filename == str(tmp_path / "s.hdf5")
-    assert not list(tmp_path.iterdir())
 
 
 def test_misuse_fails(tmp_path: Path, cosmo, single):

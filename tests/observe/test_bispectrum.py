@@ -118,13 +118,6 @@ def test_field_with_a_known_bispectrum(single: pmd.Decomposition) -> None:
     assert abs(np.mean(ratios) - 1) < 0.1, ratios
 
 
-def test_tree_level_of_equilateral_triangles() -> None:
-    """Q = 4/7 for any power."""
-    edges = (0.0999, 0.1001)
-    (value,) = tree_bispectrum(lambda k: 100 * k**-1.5, edges, [(0, 0, 0)])
-    assert value == pytest.approx(4 / 7 * 3 * (100 * 0.1**-1.5) ** 2, rel=1e-3)
-
-
 def test_tree_level_of_right_triangles() -> None:
     """Sides 1, 1 and sqrt(2), P = 1: F2 is 5/7 between the legs, 3/28 between a leg and the longest side."""
     (value,) = tree_bispectrum(np.ones_like, (0.9999, 1.0001, 1.4141, 1.4143), [(0, 0, 2)])

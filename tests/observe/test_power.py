@@ -50,19 +50,6 @@ def test_spectrum_matches_powerbox(single: pmd.Decomposition) -> None:
     np.testing.assert_allclose(spectrum.k, other.bin_avg, rtol=1e-12)
 
 
-def test_a_plane_wave_has_the_power_of_its_amplitude(single: pmd.Decomposition) -> None:
-    config = configure(single, box_size=8.0, mesh_shape=16)
-    x = problems.lattice((16,) * 3, (8.0,) * 3)
-    field = 1 + 0.3 * np.cos(2 * math.pi / 8 * 3 * x[..., 1])
-    spectrum = pmd.power_spectrum(field, config, deconvolve=False)
-    # Variance 0.3^2 / 2 in the third bin; P = V * variance / modes.
-    expected = np.zeros(8)
-    expected[2] = 0.3**2 / 2 * 8.0**3 / spectrum.modes[2]
-    np.testing.assert_allclose(spectrum.power, expected, rtol=0, atol=1e-14 * expected[2])
-    window = np.sinc(3 / 16) ** 4
-    np.testing.assert_allclose(pmd.power_spectrum(field, config).power[2], expected[2] / window, rtol=1e-13)
-
-
 def test_shot_noise_is_flat_up_to_the_nyquist_frequency(single: pmd.Decomposition) -> None:
     """The power of one particle, as a mean over its places in a cell, is the volume, at all k.
 

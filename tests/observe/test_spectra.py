@@ -159,19 +159,6 @@ def test_interlacing_cancels_aliases(pdims: tuple[int, int]) -> None:
     np.testing.assert_allclose(found, sum(meshes) / 2, rtol=0, atol=1e-12)
 
 
-def test_interlaced_shot_noise_is_nearer_to_white(single: pmd.Decomposition) -> None:
-    """The power of one particle, as a mean over its places in a cell: two nodes in each half of it along each axis."""
-    config = pmd.Config(8.0, 8, 1, decomposition=single)
-    nodes = np.add.outer((0, 1), (0.5 - 12**-0.5, 0.5 + 12**-0.5)).ravel() / 2
-    powers = []
-    for place in itertools.product(nodes, repeat=3):
-        particles = pmd.Particles(*np.broadcast_to(place, (2, 1, 1, 1, 3)))
-        usual, better = pmd.density(particles, config), pmd.observe.interlaced_density(particles, config)
-        powers.append([np.asarray(pmd.power_spectrum(field, config).power) for field in (usual, better)])
-    usual, better = np.mean(powers, axis=0) / 8.0**3
-    np.testing.assert_array_less(np.abs(better - 1)[:3], 0.4 * (usual - 1)[:3])
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

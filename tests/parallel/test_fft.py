@@ -168,18 +168,3 @@ def test_norms_and_precisions_of_numpy(norm: Any, dtype: Any) -> None:
     expected = np.fft.fftn(z, norm=norm)
     close(pmd.pfft3d(z, decomposition, norm=norm) / np.abs(expected).max(), expected / np.abs(expected).max())
     close(pmd.pifft3d(pmd.pfft3d(z, decomposition, norm=norm), decomposition, norm=norm), z)
-
-
-def test_a_filter_is_one_line(parallel: pmd.Decomposition) -> None:
-    decomposition = parallel
-    for real in (True, False):
-        x = draw()[..., : None if real else 4]
-        k = jax.jit(lambda shape=x.shape, real=real: pmd.fftfreq3d(shape, decomposition, real=real))()
-        smooth = jnp.exp(-(k[0] ** 2 + k[1] ** 2 + k[2] ** 2))
-        if real:
-            out = pmd.pirfft3d(pmd.prfft3d(x, decomposition) * smooth, x.shape, decomposition)
-        else:
-            out = pmd.pifft3d(pmd.pfft3d(x.astype(complex), decomposition) * smooth, decomposition).real
-        numbers = np.meshgrid(*(2 * np.pi * np.fft.fftfreq(n) for n in x.shape), indexing="ij")
-        expected = np.fft.ifftn(np.fft.fftn(x) * np.exp(-sum(n**2 for n in numbers))).real
-        np.testing.assert_allclose(out, expected, atol=1e-13)

@@ -125,7 +125,9 @@ def posterior_of(forward: Any, likelihood: Any) -> tuple[infer.Posterior, Any]:
     priors = {"sigma8": infer.Normal(0.8, 0.1, low=0.1), "b1": infer.Normal(1.0, 0.3)}
     model = infer.Model(forward.config, forward, priors, likelihood)
     data = model.mock(jax.random.key(1), model.draw(jax.random.key(0), sigma8=0.8))
-    return model.condition(data), model.draw(jax.random.key(2))
+    position, sharding = model.draw(jax.random.key(2)), forward.config.decomposition.sharding
+    assert all(x.sharding.is_equivalent_to(sharding, 3) for x in (data, position["noise"]))
+    return model.condition(data), position
 
 
 def slopes(config: pmd.Config, cosmo: Any) -> Any:

@@ -212,31 +212,6 @@ def test_transforms_take_the_mesh_that_is_set(kind: AxisType) -> None:
     np.testing.assert_allclose(spectrum[..., : weights(0).shape[2] // 2 + 1], np.fft.rfftn(weights(0)), atol=1e-11)
 
 
-def test_blocks_inside_ones_own_shard_map() -> None:
-    mesh = mesh_of(AxisType.Explicit)
-    decomposition = pmd.Decomposition(mesh=mesh, spec=P("a", "b"))
-    x = jax.device_put(weights(0), decomposition.sharding)
-    for name in ("prfft3d", "pirfft3d", "pfft3d", "pifft3d"):
-        function = operations(decomposition)[name]
-        spec = decomposition.spectrum_spec if name in ("prfft3d", "pfft3d") else decomposition.spec
-        inside = jax.shard_map(function, mesh=mesh, in_specs=decomposition.spec, out_specs=spec)
-        np.testing.assert_array_equal(jax.jit(inside)(x), jax.jit(function)(x))
-    config = configure(decomposition)
-    disp = jax.device_put(0.3 + 0.2 * np.random.default_rng(2).random((*SHAPE, 3)), decomposition.sharding)
-    pad = lambda x: pmd.halo_pad(x, 2, decomposition)  # noqa: E731
-    reduce = lambda x: pmd.halo_reduce(pad(x) ** 2, 2, decomposition)  # noqa: E731
-    for function in (pad, reduce):
-        inside = jax.shard_map(function, mesh=mesh, in_specs=decomposition.spec, out_specs=decomposition.spec)
-        np.testing.assert_array_equal(jax.jit(inside)(x), jax.jit(function)(x))
-    inside = jax.shard_map(
-        lambda d, w: pmd.cic_read(pmd.cic_paint(d, config, w), d, config),
-        mesh=mesh,
-        in_specs=(decomposition.spec, decomposition.spec),
-        out_specs=decomposition.spec,
-    )
-    np.testing.assert_array_equal(jax.jit(inside)(disp, x), pmd.cic_read(pmd.cic_paint(disp, config, x), disp, config))
-
-
 def test_space_inside_a_shard_map_over_chains() -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("chains", "x"))
     decomposition = pmd.Decomposition(mesh=mesh, spec=P("x"))

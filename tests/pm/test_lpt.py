@@ -89,27 +89,6 @@ def test_derivatives_match_differences_and_one_device(monkeypatch: pytest.Monkey
     assert abs(left - right) < 1e-14 * np.linalg.norm(np.stack(tangent)) * np.linalg.norm(ct)
 
 
-def test_a_plane_wave_has_no_higher_orders(single: pmd.Decomposition) -> None:
-    delta, psi = problems.plane_wave(SHAPE, BOX, 2.0, axis=1)
-    particles = pmd.lpt(pmd.prfft3d(delta, single), problems.einstein_de_sitter(), configure(single, 3), a=0.5)
-    close(particles.disp, 0.5 * psi, 1e-8)  # D1 = a to the tables' error
-    close(particles.vel, 0.5**1.5 * psi, 1e-8)
-
-
-def test_two_crossed_waves_displace_by_the_analytic_orders(single: pmd.Decomposition) -> None:
-    """delta = cos x + cos y, for k = 1: sources cos x cos y and -(cos x cos y)(cos x + cos y) / 4."""
-    shape, side = (8, 8, 4), 2 * np.pi
-    config = pmd.Config(box_size=(side, side, side / 2), mesh_shape=shape, decomposition=single, lpt_order=3)
-    x, y, _ = np.moveaxis(problems.lattice(shape, config.box_size), -1, 0)
-    particles = pmd.lpt(pmd.prfft3d(np.cos(x) + np.cos(y), single), problems.einstein_de_sitter(), config, a=1.0)
-    psi1 = -np.sin(x)
-    psi2 = np.sin(x) * np.cos(y) / 2
-    psi3b = -(np.sin(x) * (1 + np.cos(2 * y) / 5) + np.sin(2 * x) * np.cos(y) * 2 / 5) / 8
-    close(particles.disp[..., 0], psi1 - 3 / 7 * psi2 + 10 / 21 * psi3b, 4e-8)
-    close(particles.vel[..., 0], psi1 - 6 / 7 * psi2 + 10 / 7 * psi3b, 4e-8)
-    assert np.abs(particles.disp[..., 2]).max() < 1e-12
-
-
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_what_is_left_of_the_equations_of_motion_has_the_next_order(order: int, single: pmd.Decomposition) -> None:
     """With T = d^2/d ln a^2 + (2 + E'/E) d/d ln a: J div_x T x = 3/2 (J - 1), and T x has no curl, in EdS at D1 = a.

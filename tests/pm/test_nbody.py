@@ -34,14 +34,6 @@ def initial(config: pmd.Config, cosmo: Any) -> pmd.Particles:
 # --- step times --------------------------------------------------------------------------------------------------
 
 
-def test_steps_are_uniform_in_growth(single: pmd.Decomposition, cosmo: Any) -> None:
-    times = np.asarray(step_times(cosmo, configure(single)))
-    assert times.shape == (7,)
-    assert (times[0], times[-1]) == (0.1, 1.0)
-    growth = np.diff(pmd.growth(times, cosmo))
-    np.testing.assert_allclose(growth, growth[0], rtol=1e-10)
-
-
 def test_save_times_are_step_times_exactly(single: pmd.Decomposition, cosmo: Any) -> None:
     saves = (0.123456789, 1 / 3, 0.5, 1.0)
     times = np.asarray(step_times(cosmo, configure(single, steps=12), save=saves))
@@ -53,20 +45,6 @@ def test_save_times_are_step_times_exactly(single: pmd.Decomposition, cosmo: Any
     np.testing.assert_allclose(growth, growth[0], rtol=1e-9)  # uniform within a segment
     assert np.diff(times).max() < 2 * (0.9 / 12)  # and shared out evenly between them
     assert len(step_times(cosmo, configure(single, steps=1), save=saves)) == 5  # one a segment at least
-
-
-def test_the_number_of_steps_does_not_depend_on_the_cosmology(single: pmd.Decomposition, cosmo: Any) -> None:
-    config = configure(single)
-
-    @jax.jit
-    def times(omega: Any) -> Any:
-        import jax_cosmo
-
-        return step_times(jax_cosmo.Planck15(Omega_c=omega), config, save=(0.4,))
-
-    low, high = times(0.1), times(0.5)
-    assert low.shape == high.shape
-    assert (low != high).any()
 
 
 # --- snapshots ---------------------------------------------------------------------------------------------------

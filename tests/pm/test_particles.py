@@ -81,9 +81,3 @@ def test_derivatives_pass_straight_through_rounding() -> None:
     np.testing.assert_array_equal(
         jax.grad(lambda x: (round_straight_through(x) * np.arange(4.0)).sum())(x), np.arange(4.0)
     )
-
-
-def test_particles_are_a_pytree_of_two() -> None:
-    particles = pmd.Particles(np.zeros((2, 2, 2, 3)), np.ones((2, 2, 2, 3)))
-    assert len(jax.tree.leaves(particles)) == 2
-    assert isinstance(jax.tree.map(lambda x: x + 1, particles), pmd.Particles)

@@ -122,15 +122,6 @@ def test_what_is_not_finite_is_reported(failed: tuple[pmd.Config, pmd.Solution],
         solution.raise_if_failed()
 
 
-def test_particles_at_rest_are_fine(failed: tuple[pmd.Config, pmd.Solution]) -> None:
-    config, _ = failed
-    rest = pmd.Particles(jnp.zeros((8, 8, 8, 3)), jnp.zeros((8, 8, 8, 3)))
-    solution = pmd.nbody(rest, COSMO, config)
-    assert solution.raise_if_failed() is solution
-    assert (solution.status.code, solution.status.step, solution.status.max_displacement) == (0, 6, 0)
-    assert np.abs(solution.particles.disp).max() == 0
-
-
 def test_beyond_the_exact_grid_is_reported(single: pmd.Decomposition) -> None:
     config = configure(single, steps=1)
     disp = jnp.full((8, 8, 8, 3), 200.0)

@@ -109,16 +109,6 @@ def test_a_table_has_sigma8_where_it_is_normalised(normalise: bool, tmp_path: Pa
     np.testing.assert_allclose(with_table, without, rtol=1e-3)
 
 
-def test_radiation_is_sampled(tmp_path: Path) -> None:
-    """Its growth is that of a cosmology with as many neutrinos."""
-    prior = 'priors.n_eff={ kind = "uniform", low = 2.0, high = 4.0 }'
-    sampled, fixed = (plan_of(tmp_path / "run", given).model.forward for given in (prior, "cosmology.n_eff=3.0"))
-    noise, b1 = np.random.default_rng(0).standard_normal((4, 4, 4)), {"b1": jnp.asarray(1.8)}
-    expected = fixed(noise, b1)
-    np.testing.assert_allclose(sampled(noise, b1 | {"n_eff": jnp.asarray(3.0)}), expected, rtol=1e-6)
-    assert np.abs(sampled(noise, b1) - expected).max() > 1e-4
-
-
 @pytest.mark.slow
 def test_the_shape_of_the_power_and_its_skewness_are_sampled(tmp_path: Path) -> None:
     priors = {"n_s": (0.96, 0.02), "h": (0.68, 0.03), "A_s": (2.1e-9, 1e-10), "f_nl": (100.0, 50.0)}

@@ -170,24 +170,6 @@ def test_chains_on_devices_of_their_own_are_the_same(whole: tuple[InferenceJob, 
 
 
 @pytest.mark.slow
-def test_each_chain_may_have_one_device(tmp_path: Path) -> None:
-    options = "sampler.chain_devices=1", "sampler.chains=4", "start.begin=wiener"
-    plan = plan_of(tmp_path / "run", *options)
-    prepare_folder(plan)
-    data, log = np.random.default_rng(0).normal(1, 0.5, (4, 4, 4)), Log(plan.folder, Listener())
-    posterior = plan.model.condition(data)
-    positions = starts_of(plan, posterior, log)
-    assert [x.data.shape for x in positions["noise"].addressable_shards] == [(1, 4, 4, 4)] * 4
-    slope = jax.jit(jax.vmap(jax.grad(posterior.logdensity), spmd_axis_name=plan.chain_axis))(positions)
-    assert slope["noise"].sharding.is_equivalent_to(positions["noise"].sharding, 4)
-    alone = plan_of(tmp_path / "alone", *options[1:])
-    prepare_folder(alone)
-    posterior = alone.model.condition(data)
-    expected = jax.jit(jax.vmap(jax.grad(posterior.logdensity)))(starts_of(alone, posterior, log))
-    np.testing.assert_allclose(slope["noise"], expected["noise"], atol=1e-10)
-
-
-@pytest.mark.slow
 def test_chains_begin_at_maxima_with_parameters_held(tmp_path: Path) -> None:
     plan = plan_of(tmp_path / "run", "sampler.chains=1", "start.begin=map", "start.map_steps=40")
     prepare_folder(plan)

@@ -16,25 +16,6 @@ if hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, {cores[int(os.environ["OMPI_COMM_WORLD_RANK"]) % len(cores)]})
 """
 
-TUNINGS = """
-import jax, numpy as np
-from jax_cosmo import Planck15
-import pmwd_dist as pmd
-from pmwd_dist import infer
-
-pmd.distributed.initialize()
-config = pmd.Config(80.0, 8, decomposition=pmd.Decomposition((2, 1)))
-forward = infer.LinearField(config, Planck15(), bias="b1")
-model = infer.Model(config, forward, {"b1": infer.Normal(1.0, 0.5)}, infer.Gaussian(0.5))
-posterior = model.condition(1 + np.random.default_rng(0).standard_normal((8, 8, 8)))
-starts = jax.vmap(posterior.initial)(jax.random.split(jax.random.key(0), 2))
-for i in range(5):
-    options = {"steps": 5, "chunk": 5, "tuning_steps": 40, "output": f"chain{i}"}
-    chain = infer.sample(posterior, starts, key=jax.random.key(i), **options)
-    assert np.isfinite(chain.logdensity).all()
-    print("tuned", i, flush=True)
-"""
-
 SHORT = ["sampler.tuning_steps=40", "sampler.steps=12", "sampler.chunk=4", "time.lpt_order=1", "start.begin=prior"]
 LINEAR = ["box.mesh=8", "model.gravity=linear", "model.bias=eulerian", "model.line_of_sight=none"]
 FOUR_CHAINS = 'finish({"infer": command("infer", *sys.argv[1:], "--output", "run")})'
@@ -44,19 +25,6 @@ os.environ["PMWD_WATCHDOG"] = "5"
 before_step(1, 1, lambda: time.sleep(300))
 command("infer", *sys.argv[1:], "--output", "stopped")
 """
-
-
-@pytest.mark.mpi
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_ten_tunings_of_two_processes_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five with a cache of programs that is empty, and five with what they left there."""
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
-    for turn in ("first", "second"):
-        (tmp_path / turn).mkdir()
-        done = start(2, tmp_path / turn, "-c", ONE_CORE + TUNINGS)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("tuned 4") == 2
 
 
 @pytest.mark.mpi
