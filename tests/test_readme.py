@@ -1,12 +1,17 @@
-"""The Python of the README and of the documentation runs as it stands."""
+"""The Python of the README and of the documentation runs as it stands; the scripts of sims/ name what there is."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist import infer
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -57,3 +62,36 @@ def test_pages(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.chdir(ROOT)  # pages name files of sims/
     exec(compile(python_of(page), page.name, "exec"), {})
+
+
+# --- scripts of sims/ --------------------------------------------------------------------------------------------
+
+SIMS = Path(__file__).parents[1] / "sims"
+SCRIPTS = sorted(SIMS.glob("*.py"))
+
+
+@pytest.mark.slow
+def test_a_script_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (SIMS / "infer_samplers.py").read_text()
+    for many, few in {"split(key, 1000)": "split(key, 20)", "[:, 200:]": "[:, 4:]"}.items():
+        assert many in text
+        text = text.replace(many, few)
+    exec(compile(text, "infer_samplers.py", "exec"), {})
+    shown = capsys.readouterr().out
+    assert "truth 1.8" in shown and "energy error a dimension: " in shown
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_scripts_name_what_there_is(path: Path) -> None:
+    modules = {"pmd": pmd, "infer": infer}
+    used = 0
+    for node in ast.walk(ast.parse(path.read_text())):
+        target = node.func if isinstance(node, ast.Call) else node
+        if not (isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name)):
+            continue
+        if target.value.id in modules:
+            found = getattr(modules[target.value.id], target.attr)
+            used += 1
+            if isinstance(node, ast.Call):
+                inspect.signature(found).bind_partial(**{k.arg: None for k in node.keywords if k.arg is not None})
+    assert used > 2

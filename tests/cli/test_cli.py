@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,10 +20,13 @@ import jax
 import numpy as np
 import problems
 import pytest
+from rich.console import Console
 
 import pmwd_dist as pmd
 from pmwd_dist.cli import commands, doctor, main
+from pmwd_dist.cli.display import Display
 from pmwd_dist.run.common import manifest, plan, resources
+from pmwd_dist.run.common.folder import Event
 from pmwd_dist.run.inference.memory import InferenceMemory
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -114,7 +119,7 @@ def test_names_that_are_not_utf_8_fail(cli: Cli, file: Path):
 
 
 def test_templates_can_be_run(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """As they are checked; no gradients are compiled to tell the memory, which `test_inference_memory` tests."""
+    """As they are checked; no gradients are compiled to tell the memory, which `test_memory` tests."""
     nothing = InferenceMemory(0, 0, 0)
     monkeypatch.setattr("pmwd_dist.run.inference.plan.inference_memory", lambda *_: nothing)
     code, out, err = cli("template")
@@ -411,3 +416,54 @@ def test_a_reader_that_goes_away_ends_the_program_quietly():
     command = f"{' '.join(map(shlex.quote, PROGRAM))} --help | true"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# --- what is shown of a run --------------------------------------------------------------------------------------
+
+END = Event("end", "finished after 1.0 s", {})
+
+
+class Lost(io.StringIO):
+    """A terminal that is gone after its first line, as that of a lost connection."""
+
+    def flush(self) -> None:
+        if self.getvalue():
+            raise OSError(5, "Input/output error")
+
+
+def test_a_lost_terminal_does_not_end_the_run():
+    terminal = Lost()
+    with Display() as display:
+        display.console = Console(file=terminal)
+        display(Event("warning", "warning: first", {}))
+        display(Event("warning", "warning: second", {}))
+        display.show(["third"])
+        display(END)
+    assert terminal.getvalue() == "warning: first\n"
+
+
+def test_a_pipe_that_nobody_reads_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch):
+    reader, writer = os.pipe()
+    ended = False
+    os.close(reader)
+    with suppress(BrokenPipeError), os.fdopen(writer, "w") as pipe:
+        monkeypatch.setattr("sys.stdout", pipe)
+        with Display() as display:
+            display(Event("warning", "warning: first", {}))
+            display(END)
+        monkeypatch.undo()
+        ended = True
+    assert ended
+
+
+@pytest.mark.parametrize(
+    ("reasons", "last"),
+    [((), "chains pass all checks"), (("one", "another"), "not converged: another")],
+)
+def test_the_verdict_comes_last(reasons: tuple[str, ...], last: str):
+    with Display() as display:
+        display.console = Console(file=(shown := io.StringIO()))
+        display(Event("verdict", "table\nwrote report.html", {"reasons": reasons}))
+        display(END)
+    assert shown.getvalue().splitlines()[:3] == ["table", "wrote report.html", END.text]
+    assert shown.getvalue().splitlines()[-1] == last

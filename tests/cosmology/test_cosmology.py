@@ -1,4 +1,4 @@
-"""Expansion, growth and linear power against scipy, analytic universes and differences."""
+"""Expansion, growth, distances and linear power against scipy, analytic universes and differences."""
 
 from __future__ import annotations
 
@@ -12,10 +12,17 @@ import numpy as np
 import problems
 import pytest
 from jax_cosmo.transfer import Eisenstein_Hu
+from scipy.integrate import quad
 
 import pmwd_dist as pmd
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.cosmology.growth import growth_table_to
+from pmwd_dist.cosmology.distance import (
+    HUBBLE_DISTANCE,
+    comoving_distance,
+    scale_factor_at,
+    transverse_distance,
+)
+from pmwd_dist.cosmology.growth import growth_table, growth_table_to
 
 UNIVERSES = {
     "flat": problems.cosmology(),
@@ -286,3 +293,36 @@ def test_growth_is_not_a_number_beyond_its_tables_where_values_are_traced() -> N
         assert np.isfinite(function(2.0, problems.cosmology()))
         values = jax.jit(lambda a, function=function: function(a, problems.cosmology()))(jnp.array([1.0, 3.0]))
         assert np.isnan(values).tolist() == [False, True]
+
+
+# --- distances ---------------------------------------------------------------------------------------------------
+
+AT = np.array([1e-3, 0.01, 0.1, 0.5, 0.9, 1.3])
+
+
+@pytest.mark.parametrize("changes", [{}, {"Omega_k": 0.1, "w0": -0.8, "wa": 0.2}])
+def test_distances_and_their_inverse(changes: dict[str, float]) -> None:
+    cosmo = problems.cosmology(**changes)
+    table = growth_table(cosmo)
+    expected = [quad(lambda x: 1 / (x**2 * problems.expansion(cosmo, x)), a, 1, epsabs=0, epsrel=1e-12)[0] for a in AT]
+    distance = comoving_distance(AT, table)
+    np.testing.assert_allclose(distance, HUBBLE_DISTANCE * np.array(expected), rtol=1e-12)
+    np.testing.assert_allclose(scale_factor_at(distance[:5], table), AT[:5], rtol=1e-12)
+    rate = -HUBBLE_DISTANCE / (AT**2 * problems.expansion(cosmo, AT))
+    slopes = jax.vmap(jax.grad(lambda a: comoving_distance(a, table)))(AT)
+    np.testing.assert_allclose(slopes, rate, rtol=1e-9)
+    inverse = jax.vmap(jax.grad(lambda x: scale_factor_at(x, table)))(distance[2:5])
+    np.testing.assert_allclose(inverse, 1 / rate[2:5], rtol=1e-9)
+    single = comoving_distance(jnp.asarray(AT, jnp.float32), jax.tree.map(lambda x: x.astype(jnp.float32), table))
+    np.testing.assert_allclose(single, distance, rtol=1e-6)
+
+
+def test_transverse_distances_are_smooth_in_the_curvature() -> None:
+    x, dH = 6000.0, HUBBLE_DISTANCE
+
+    def across(curvature: float) -> jax.Array:
+        return transverse_distance(x, problems.cosmology(Omega_k=curvature))
+
+    np.testing.assert_allclose(across(0.1), dH / np.sqrt(0.1) * np.sinh(np.sqrt(0.1) * x / dH), rtol=1e-10)
+    np.testing.assert_allclose(across(-0.1), dH / np.sqrt(0.1) * np.sin(np.sqrt(0.1) * x / dH), rtol=1e-10)
+    np.testing.assert_allclose(jax.grad(across)(0.0), x * (x / dH) ** 2 / 6, rtol=1e-10)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sys
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import equinox as eqx
@@ -21,6 +24,7 @@ from pmwd_dist import infer
 from pmwd_dist.infer import sampling
 from pmwd_dist.infer.chain.diagnostics import StepErrors
 from pmwd_dist.infer.chain.folder import ChainFolder, identity_of
+from pmwd_dist.infer.chain.progress import Progress, displayed, is_shown
 from pmwd_dist.infer.constants import BANDS
 from pmwd_dist.infer.tuning import loop
 from pmwd_dist.infer.tuning.schedule import StepSize
@@ -385,3 +389,54 @@ def test_failures_of_the_tuning_stop_a_run(tmp_path: Path) -> None:
     with pytest.raises(SimulationError, match="of the steps of the last stage of the tuning failed") as whole:
         infer.sample(posterior, positions, output=tmp_path / "whole", **options)
     assert float(str(whole.value).partition("%")[0]) > 1
+
+
+# --- progress ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("done", "first"), [(0, "compiling the first block"), (1, "1 of 2 chunks are on disk")])
+def test_stages_are_shown_and_an_error_ends_the_line(done: int, first: str, capsys: pytest.CaptureFixture[str]) -> None:
+    calls: list[Any] = []
+    with suppress(RuntimeError), displayed(done, 2, calls.append, calls.append) as (sampled, tuned):
+        tuned(SimpleNamespace(share=0.5, step_size=0.25, L=3.0))
+        for chunks in range(3):
+            sampled(Progress(chunks, 0.25, 3.0, {}, restarts=chunks // 2))
+        raise RuntimeError
+    out, err = capsys.readouterr()
+    assert [getattr(call, "chunks", call) for call in calls[1:]] == [0, 1, 2]  # the user's listeners
+    sampling = [f"sampling {50 * i}%, {i} of 2 chunks{', restart 1' * (i // 2)}" for i in range(3)]
+    lines = [first, "tuning 50%, step size 0.25, L 3", *sampling]
+    assert out == "" and err == "".join(f"\r{text:<72}" for text in lines) + "\n"
+
+
+def test_progress_is_shown_in_terminals_and_notebooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    assert [is_shown(x) for x in (None, True, False)] == [False, True, False]
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    assert [is_shown(x) for x in (None, True, False)] == [True, True, False]
+    monkeypatch.delitem(sys.modules, "ipykernel")
+    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: True))
+    assert is_shown(None)
+
+
+# --- maxima ------------------------------------------------------------------------------------------------------
+
+
+def test_the_maximum_keeps_the_parameters() -> None:
+    posterior = posterior_of(pdims=(2, 2), b1=infer.Normal(1.5, 0.2))
+    start = posterior.model.draw(jax.random.key(3), b1=1.7)
+    best = infer.maximise(posterior, start, steps=30)
+    variance = 1 / (1 + (1.7 / SIGMA) ** 2)
+    expected = variance * 1.7 / SIGMA**2 * (np.asarray(posterior.data) - 1)
+    np.testing.assert_allclose(best.position["noise"], expected, atol=1e-4)
+    assert best.position["parameters"] == start["parameters"]
+    assert best.logdensity == max(best.history) > best.history[0]
+
+
+def test_maximising_needs_a_finite_first_density() -> None:
+    posterior = posterior_of()
+    start = posterior.model.draw(jax.random.key(3))
+    with pytest.raises(ValueError, match="steps=0 must be a whole number, 1 or more"):
+        infer.maximise(posterior, start, steps=0)
+    with pytest.raises(SimulationError, match="the log density is not finite at the first position"):
+        infer.maximise(posterior, jax.tree.map(lambda x: x * np.inf, start), steps=1)

@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import pmwd_dist as pmd
-from pmwd_dist import observe
+from pmwd_dist import infer, observe
 from pmwd_dist.cosmology.sampled_parameters import SYMBOLS
+from pmwd_dist.report import plot
 from pmwd_dist.report.page import write_page
 from pmwd_dist.report.style import markup
 
@@ -59,3 +61,68 @@ def test_text_of_users_is_escaped_in_the_page(tmp_path: Path) -> None:
     write_page(tmp_path / "report.html", [], title="<script>", verdict="<i>", advice=["&"], **content)
     text = (tmp_path / "report.html").read_text()
     assert "<script>" not in text and "<b>" not in text and "<i>" not in text and "a &lt; b" in text
+
+
+# --- chains and planes -------------------------------------------------------------------------------------------
+
+
+def test_bands_of_curves_that_are_nowhere_numbers_are_left_out() -> None:
+    curves = np.ones((5, 3))
+    curves[:, 1] = np.nan  # as r(k) is of data that are the same everywhere
+    plot.bands(np.arange(1.0, 4), {"r(k)": (curves, None, "")})
+    plot.bands(np.arange(1.0, 4), {"r(k)": (curves * np.nan, None, "")})
+
+
+def test_bands_hold_68_and_95_percent_of_the_curves() -> None:
+    rng, k = np.random.default_rng(0), np.arange(1.0, 4)
+    curves = {"r(k)": rng.permuted(np.linspace(-1, 1, 201)[:, None] * k, axis=0), "T(k)": rng.random((201, 3))}
+    figure = plot.bands(k, {name: (x, 5 * k, "truth") for name, x in curves.items()})
+    for axes, (name, x) in zip(figure.axes, curves.items(), strict=True):
+        assert axes.get_ylabel() == name
+        middle, reference = (line.get_ydata() for line in axes.lines)
+        np.testing.assert_allclose(middle, np.median(x, axis=0), atol=1e-12)
+        np.testing.assert_allclose(reference, 5 * k)
+        for band, share in zip(axes.collections, (95, 68), strict=True):
+            low, high = np.percentile(x, [50 - share / 2, 50 + share / 2], axis=0)
+            corners = {(round(a, 9), round(b, 9)) for a, b in band.get_paths()[0].vertices}
+            assert {(a, round(b, 9)) for y in (low, high) for a, b in zip(k, y, strict=True)} <= corners
+    low, high = (np.percentile(curves["r(k)"][:, 0], p) for p in (16, 84))
+    assert (low, high) == (pytest.approx(-0.68), pytest.approx(0.68))
+
+
+def test_cells_without_data_are_white_and_scales_are_of_the_others() -> None:
+    planes = [np.full((2, 2), x) for x in (1.0, 7.0, 3.0)]
+    planes[0][0, 0] = np.nan
+    images = [(str(i), x) for i, x in enumerate(planes)]
+    figure = plot.planes(images, (1.0, 1.0), quantity=["a", "b", "c"], alike=(0, 2))
+    shown = [axes.images[0] for axes in figure.axes if axes.images]
+    assert [image.get_clim() for image in (shown[0], shown[2])] == [(1, 3)] * 2
+    assert shown[0].get_array().mask.sum() == 1
+    assert [image.colorbar.ax.get_ylabel() for image in shown] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "prior", [infer.Normal(1.0, 0.5), infer.Uniform(0.0, 2.0), infer.LogNormal(1.0, 0.3), infer.Normal(1, 1, low=0.2)]
+)
+def test_priors_are_drawn_as_densities_beside_the_histograms(prior: infer.Normal | infer.Uniform) -> None:
+    u = np.random.default_rng(0).standard_normal(200_000)
+    draws = {"sigma8": np.asarray(prior.forward(u))[None], "b1": u[None]}
+    figure = plot.corner(draws, priors={"sigma8": prior}, truth={"b1": 0.0})
+    panel, _, _, _ = figure.axes
+    (line,) = panel.lines
+    x, density = line.get_xdata(), line.get_ydata()
+    heights, edges = np.histogram(draws["sigma8"], 40, density=True)
+    centres = (edges[1:] + edges[:-1]) / 2
+    np.testing.assert_allclose(np.interp(centres[1:-1], x, density), heights[1:-1], atol=0.03 * heights.max())
+    assert figure.axes[2].get_xlabel() == r"$\sigma_8$" and figure.axes[2].get_ylabel() == "$b_1$"
+
+
+def test_figures_are_drawn_on_given_axes() -> None:
+    figure = Figure()
+    figure.subplots(2)
+    k = np.arange(1.0, 5)
+    assert (
+        plot.bands(k, {"r(k)": (np.ones((3, 4)), None, ""), "T(k)": (np.ones((3, 4)), None, "")}, axes=figure.axes)
+        is figure
+    )
+    assert plot.density(np.ones((4, 4)), (8.0, 8.0), axes=figure.axes[1]) is figure

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from pages import check_page
-from runs import SMALL, Events, assert_same, command, kill_loop, make, resumed
+from runs import SMALL, Events, assert_same, command, kill_loop, make, particles, resumed
 
 import pmwd_dist as pmd
 from pmwd_dist.cli.display import Display
@@ -29,6 +29,7 @@ from pmwd_dist.run.common.folder import Event
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.outputs.power import Power
 from pmwd_dist.run.outputs.slices import Slices
+from pmwd_dist.run.simulation import halo_width, job
 
 
 @pytest.fixture(scope="module")
@@ -130,10 +131,10 @@ def test_particles_are_those_of_nbody_to_the_bit(
         solution = pmd.nbody(start, cosmo, config, saveat=saveat, potential_factor=factor).raise_if_failed()
     assert (factor is None) != x64
     assert len(found) == len(saveat) == 2
-    for i, particles in enumerate(found):
-        assert particles.vel.dtype == (np.float64 if x64 else np.float32)
-        np.testing.assert_array_equal(particles.disp, solution.snapshots.disp[i])
-        np.testing.assert_array_equal(particles.vel, solution.snapshots.vel[i])
+    for i, written in enumerate(found):
+        assert written.vel.dtype == (np.float64 if x64 else np.float32)
+        np.testing.assert_array_equal(written.disp, solution.snapshots.disp[i])
+        np.testing.assert_array_equal(written.vel, solution.snapshots.vel[i])
 
 
 @pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 1), (signal.SIGHUP, 3)])
@@ -405,3 +406,35 @@ def test_report_draws_again(finished: tuple[Path, Events]):
         (folder / name).unlink()
     assert command("report", folder) == 0
     assert (folder / "power.png").exists() and "The run is finished: 4 steps" in (folder / "report.html").read_text()
+
+
+# --- width of the halo: chosen from displacements, widened when these grow beyond it -----------------------------
+
+# Slabs of 4 cells of 3 Mpc/h, through which particles move by up to 14 Mpc/h.
+THIN = ("devices.pdims=[4, 1]", "box.size=48", "box.mesh=16", "output.slice_thickness=0", "output.redshifts=0")
+
+
+@pytest.mark.slow
+def test_widened_halos_give_the_bits_of_all_widths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(halo_width, "MARGIN", 0.3)
+    narrow, events = make(tmp_path / "narrow", *THIN), Events()
+    execute(narrow, events)
+    chosen, steps = events.of("halo"), events.of("step")
+    assert [step.step for step in steps] == [1, 2, 3, 4]
+    assert len(chosen) > 1
+    assert [choice.cells for choice in chosen] == sorted({choice.cells for choice in chosen})
+    assert chosen[0].cells < steps[-1].displacement_cells <= chosen[-1].cells
+
+    monkeypatch.setattr(job, "is_automatic", lambda config: False)
+    whole, events = make(tmp_path / "whole", *THIN), Events()
+    execute(whole, events)
+    assert not events.of("halo")
+    for name, values in particles(narrow.folder).items():
+        np.testing.assert_array_equal(values, particles(whole.folder)[name])
+    assert (narrow.folder / "power_z0.000.csv").read_text() == (whole.folder / "power_z0.000.csv").read_text()
+
+
+def test_width_holds_displacements_and_a_lattice_spacing(tmp_path: Path):
+    config = make(tmp_path / "run", *THIN).simulation.config
+    assert halo_width.is_automatic(config)
+    assert [halo_width.halo_width(displacement, config) for displacement in (0.1, 12.0, 60.0, np.nan)] == [2, 5, 16, 16]
