@@ -15,10 +15,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import MagicMock
 
 import inferences
@@ -35,20 +34,21 @@ from pmwd_dist.run.inference import verdict
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import processes
 
-LIMITS = {"seconds": 300, "memory": 1 << 36}
+LIMITS: dict[str, Any] = {"seconds": 300, "memory": 1 << 36}
+Kill = tuple[float, int]  # so many seconds after the start, or after the state of chains was written so many times
 
 
-class Kill(NamedTuple):
-    """So many seconds after the start, or after the state of chains was written so many times."""
-
-    seconds: float
-    writes: int = 0
-
-
-def program(arguments: list[str], log: Path, kill: Kill | None = None) -> str:
+def program(arguments: list[str], log: Path, kill: Kill = (0, 0)) -> str:
     """Run `pmwd-dist` in this process, and return its exit code."""
-    if kill is not None and kill.writes:
-        kill_after_writes(kill)
+    write_state, left = ChainFolder.write_state, [kill[1]]
+
+    def write(self: ChainFolder, state: Any) -> None:
+        write_state(self, state)
+        left[0] -= 1
+        if left[0] == 0:
+            threading.Timer(kill[0], os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+    ChainFolder.write_state = write
     with log.open("a") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
@@ -58,54 +58,23 @@ def program(arguments: list[str], log: Path, kill: Kill | None = None) -> str:
         return str(ended.code)
 
 
-def kill_after_writes(kill: Kill) -> None:
-    """Kill this process some time after the state of its chains was written; it goes on until then."""
-    write_state, left = ChainFolder.write_state, [kill.writes]
-
-    def write(self: ChainFolder, state: Any) -> None:
-        write_state(self, state)
-        left[0] -= 1
-        if left[0] == 0:
-            threading.Timer(kill.seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
-
-    ChainFolder.write_state = write
-
-
-def is_inference(file: Path) -> bool:
-    """Whether a config file is one."""
-    return "[sampler]" in file.read_text()
-
-
-def first_command(file: Path, folder: Path) -> list[str]:
+def begin(file: Path, folder: Path) -> list[str]:
     """The command that begins a run."""
-    return ["infer" if is_inference(file) else "run", str(file), "--output", str(folder), "--overwrite"]
+    verb = "infer" if "[sampler]" in file.read_text() else "run"
+    return [verb, str(file), "--output", str(folder), "--overwrite"]
 
 
-def next_command(file: Path, folder: Path) -> list[str]:
-    """The command that begins a run or goes on with it: what a user types after a crash."""
-    return ["resume", str(folder)] if (folder / "config.toml").exists() else first_command(file, folder)
-
-
-def kill_and_resume(file: Path, folder: Path, kills: Callable[[], Kill | None], counts: Counter[str]) -> bool:
-    """One run, killed again and again until it ends, and whether it ended well."""
-    log = folder.with_suffix(".log")
-    while True:
-        kill = kills()
-        seconds = None if kill is None else LIMITS["seconds"] if kill.writes else kill.seconds
-        case = partial(program, next_command(file, folder), log, kill)
-        result = processes.in_own_process(case, **LIMITS, kill_after=seconds)
-        if result != processes.KILLED:
-            break
-        counts["kills"] += 1
-    if result == "0" and "Traceback" not in log.read_text():
-        return True
-    print(f"exit code {result}:\n{log.read_text()}")
-    return False
+def run(file: Path, folder: Path, kill: Kill | None = None) -> str:
+    """Begin a run or go on with it, as a user does after a crash, and kill it, if asked to; return its exit code."""
+    command = ["resume", str(folder)] if (folder / "config.toml").exists() else begin(file, folder)
+    case = partial(program, command, folder.with_suffix(".log"), kill or (0, 0))
+    after = None if kill is None else LIMITS["seconds"] if kill[1] else kill[0]
+    return processes.in_own_process(case, **LIMITS, kill_after=after)
 
 
 def assert_same(one: Path, other: Path) -> None:
     """Bitwise the same results."""
-    if not is_inference(one / "config.toml"):
+    if not (one / "summary.csv").exists():
         runs.assert_same(one, other)
         return
     for path in sorted(one.glob("*.npz")):
@@ -123,27 +92,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--infer", action="store_true", help="an inference, if no reference is given")
     parser.add_argument("--reference", type=Path, help="folder of a finished run, whose config is run; default: made")
-    parser.add_argument(
-        "--no-figures", action="store_true", help="empty files for figures, which take most of the time"
-    )
+    parser.add_argument("--no-figures", action="store_true", help="empty files for figures, which take the most time")
     return parser.parse_args()
-
-
-def make_reference(file: Path, folder: Path) -> float:
-    """Run the simulation undisturbed, for its results and its time [s]."""
-    log = folder.with_suffix(".log")
-    for _ in range(2):  # the first time compiles
-        began = time.perf_counter()
-        case = partial(program, first_command(file, folder), log)
-        assert processes.in_own_process(case, **LIMITS) == "0", log.read_text()
-    return time.perf_counter() - began
-
-
-def leave_out_figures() -> None:
-    """Write empty files in their place."""
-    drawing.draw, drawing.write = lambda figures: None, lambda path, read: path.touch()
-    verdict.plot = MagicMock()
-    verdict.save = lambda figure, path: path.touch()
 
 
 def loop() -> None:
@@ -152,39 +102,39 @@ def loop() -> None:
     rng = random.Random(options.seed)
     tuning_loop._CHECKPOINT_SECONDS = 0.0  # of a tuning, that there is one to go on with
     if options.no_figures:
-        leave_out_figures()
+        drawing.draw, drawing.write = lambda figures: None, lambda path, read: path.touch()
+        verdict.plot, verdict.save = MagicMock(), lambda figure, path: path.touch()
     with tempfile.TemporaryDirectory() as name:
         folder, reference = Path(name), options.reference
         file = folder / "small.toml"
         if reference is None:
             reference = folder / "reference"
             file.write_text(inferences.SMALL if options.infer else runs.SMALL + "checkpoint_every = 1\n")
-            span = make_reference(file, reference)
+            for again in ("first", "reference"):  # the first one compiles
+                began = time.perf_counter()
+                assert run(file, folder / again) == "0", (folder / f"{again}.log").read_text()
+                span = time.perf_counter() - began
         else:
             text = (reference / "config.toml").read_text()
             file.write_text(text.replace("checkpoint_every = 0", "checkpoint_every = 1"))
-
-        def kill() -> Kill | None:
-            if counts["kills"] >= options.kills:
-                return None
-            if is_inference(file) and rng.random() < 0.5:
-                return Kill(rng.uniform(0, 0.1), rng.randint(1, 8))
-            return Kill(rng.uniform(0, 1.2 * span))
-
-        while counts["kills"] < options.kills and not counts["failures"]:
-            run = folder / f"run{counts['runs']}"
+        infers = begin(file, folder)[0] == "infer"
+        while counts["kills"] < options.kills:
+            own, began, result = folder / f"run{counts['runs']}", time.perf_counter(), processes.KILLED
             counts["runs"] += 1
-            kills, began = counts["kills"], time.perf_counter()
-            ended_well = kill_and_resume(file, run, kill, counts)
+            kills = counts["kills"]
+            while result == processes.KILLED:
+                written = infers and rng.random() < 0.5
+                kill = (rng.uniform(0, 0.1), rng.randint(1, 8)) if written else (rng.uniform(0, 1.2 * span), 0)
+                result = run(file, own, kill if counts["kills"] < options.kills else None)
+                counts["kills"] += result == processes.KILLED
+            log = own.with_suffix(".log").read_text()
+            if result != "0" or "Traceback" in log:
+                sys.exit(f"exit code {result}:\n{log}")
             if counts["kills"] == kills:  # the moment was beyond the end of the run, which tells where that is
                 span = time.perf_counter() - began
-            if ended_well:
-                assert_same(reference, run)
-                counts["same bits"] += 1
-            else:
-                counts["failures"] += 1
-    print(", ".join(f"{counts[what]} {what}" for what in ("runs", "kills", "same bits", "failures") if counts[what]))
-    sys.exit(bool(counts["failures"]))
+            assert_same(reference, own)
+            counts["same bits"] += 1
+    print(", ".join(f"{counts[what]} {what}" for what in ("runs", "kills", "same bits")))
 
 
 if __name__ == "__main__":
