@@ -222,17 +222,17 @@ def linear_power_at(k: Any, power: Callable[[Any], Any], *, beyond: bool = False
 
     Raises:
       ValueError: it is no function, or returns another shape, or values that are negative, infinite or NaN; NaN may
-        mark wavenumbers that are `beyond` a table. Traced values are not checked.
+        mark wavenumbers `beyond` a table, and follows from a wavenumber of NaN. Traced values are not checked.
     """
     check_callable(power, "power", "lambda k: linear_power(k, cosmo)")
     values = power(k)
     if np.shape(values) != k.shape:
         constraint = f"returns an array of shape {np.shape(values)} for k of shape {k.shape}"
         raise ArgumentError("power", power, constraint, "return P at each k", show_value=False)
-    if isinstance(values, Tracer):
+    if isinstance(values, Tracer) or isinstance(k, Tracer):
         return values
     found = np.asarray(values, float)
-    bad = ~((found >= 0) & np.isfinite(found) | (beyond & np.isnan(found)))
+    bad = ~((found >= 0) & np.isfinite(found) | (np.isnan(found) & (beyond | np.isnan(k))))
     if bad.any():
         constraint = f"returns P = {found[bad][0]:.4g} at k = {np.asarray(k)[bad][0]:.4g} h/Mpc"
         raise ArgumentError("power", power, constraint, "P(k) must be finite, and not negative", show_value=False)

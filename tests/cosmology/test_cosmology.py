@@ -102,6 +102,7 @@ def test_a_table_of_w_matches_scipy_and_differences(rest: dict[str, float]) -> N
     np.testing.assert_allclose(slopes[:, 6], difference, rtol=1e-6, atol=1e-9 * float(jnp.max(jnp.abs(slopes))))
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("a", "w", "message"),
     [
@@ -265,6 +266,7 @@ def test_cosmologies_of_jax_cosmo_work_as_they_come(make: Any) -> None:
         pmd.linear_power(0.1, jax_cosmo.Planck15(gamma=0.55))
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("call", "message"),
     [

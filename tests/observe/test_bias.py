@@ -166,6 +166,7 @@ def counts(config: pmd.Config, **options: Any) -> Any:
     return pmd.observe.expected_counts(ONES, config, **({"number_density": 1.0} | options))
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("call", "message"),
     [

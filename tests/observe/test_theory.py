@@ -118,15 +118,18 @@ def test_limber_power_is_the_integral():
         weight = 1.5 / hubble**2 * x * (chi - x) / chi / a
         return (weight * a / x) ** 2 * power((ell + 0.5) / x)
 
-    found = pmd.observe.limber_power(ell, power, EinsteinDeSitter, (0.0, 2000.0), source)
+    bins = jnp.asarray([*ell, np.nan])  # the last one is empty
+    *found, empty = pmd.observe.limber_power(bins, power, EinsteinDeSitter, (0.0, 2000.0), source)
     expected = [quad(integrand, 1e-3, chi, (value,))[0] for value in ell]
     np.testing.assert_allclose(found, expected, rtol=1e-3)
+    assert np.isnan(empty)
     spread = pmd.observe.limber_power(
         ell, power, EinsteinDeSitter, (0.0, 2000.0), ([0.699, 0.7, 0.701], [0.0, 1.0, 0.0])
     )
     np.testing.assert_allclose(spread, expected, rtol=2e-3)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
