@@ -10,10 +10,10 @@ w0. The loss is the mean over ln k up to the particles' Nyquist frequency, scale
   (ln P / P_t)^2 + w_r (1 - r),  and over thresholds t of  w_h (ln F_t / F_t,n)^2
 
 with r against the truth, and the share F_t of the mass in cells of a density beyond t, which stands for halos. P_t is
-P of the truth, to the power 1 - s, times P of P3M with as many particles (n), to the power s of its scale factor; from
-the Nyquist frequency's share --turn it changes to that of n alone, which a force can reach. P of the truth is multiplied by what
-twice as many particles again change, --finer, which a run with half the spacing wrote beside its corrections. With
---emulator a file of boosts of EuclidEmulator2 judges, too; it is written where it is missing, by
+P of the truth, to the power 1 - s, times P of P3M with as many particles (n), to the power s of its scale factor;
+from the Nyquist frequency's share --turn it changes to that of n alone, which a force can reach. P of the truth is
+multiplied by what twice as many particles again change, --finer, which a run with half the spacing wrote beside its
+corrections. With --emulator a file of boosts of EuclidEmulator2 judges, too; it is written where it is missing, by
 `pip install euclidemu2`. Prints markdown tables in per cent.
 """
 

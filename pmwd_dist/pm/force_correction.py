@@ -116,9 +116,7 @@ class ForceCorrection(eqx.Module):
         Warns:
           UserWarning: a parameter of the cosmology is outside of the training.
         """
-        check_config(config)
-        trained = [cls.load(path) for path in sorted(_TRAINED.glob("*.json"))]
-        nearest = min(trained, key=lambda correction: correction._distance(config))
+        nearest = cls._nearest(config)
         if nearest._distance(config) > 0:
             constraint = f"none was trained for {_described(config)}; the nearest one is for {nearest._range()}"
             raise ArgumentError("correction", "auto", constraint, "change the simulation, or train one")
@@ -126,6 +124,18 @@ class ForceCorrection(eqx.Module):
         for text in nearest.warnings(cosmo):
             warnings.warn(text, stacklevel=2)
         return nearest
+
+    @classmethod
+    def fitting(cls, config: Config) -> ForceCorrection | None:
+        """The correction of this package for a simulation, None where none was trained for it."""
+        nearest = cls._nearest(config)
+        return nearest if nearest._distance(config) <= 0 and _is_default_force(config) else None
+
+    @classmethod
+    def _nearest(cls, config: Config) -> ForceCorrection:
+        check_config(config)
+        trained = [cls.load(path) for path in sorted(_TRAINED.glob("*.json"))]
+        return min(trained, key=lambda correction: correction._distance(config))
 
     def __call__(self, k: Float[Array, " n"], sigma8: Float[Array, ""]) -> Float[Array, " n"]:
         """Factor at wavenumbers [h/Mpc] and the sigma8 of a time."""
@@ -143,7 +153,7 @@ class ForceCorrection(eqx.Module):
         if self._distance(config) > 0:
             constraint = f"is for {self._range()}, and here are {_described(config)}"
             raise ArgumentError("correction", self, constraint, "take another one, or none", show_value=False)
-        if config.gradient != "finite-difference" or config.compensated:
+        if not _is_default_force(config):
             raise ArgumentError("correction", self, "is for finite differences without compensation", show_value=False)
 
     def warnings(self, cosmo: Cosmology | GrowthTable | None) -> list[str]:
@@ -213,6 +223,10 @@ def _checked_ranges(cosmologies: Mapping[str, Sequence[float]] | None) -> tuple[
             constraint = f"must be pairs of numbers for some of {', '.join(_PARAMETERS)}"
             raise ArgumentError("cosmologies", ranges, constraint)
     return tuple((name, ranges[name][0], ranges[name][1]) for name in sorted(ranges))
+
+
+def _is_default_force(config: Config) -> bool:
+    return config.gradient == "finite-difference" and not config.compensated
 
 
 def _of_axes(config: Config) -> list[tuple[float, float]]:

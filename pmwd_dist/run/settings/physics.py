@@ -57,10 +57,10 @@ def build(settings: Settings) -> SimulationSetup:
     try:
         config = config_of(settings)
         check_force_mesh(config)
-        correction = correction_of(settings, config)
+        cosmo = cosmology_of(settings)
+        correction = correction_of(settings, config, cosmo)
     except ValueError as error:
         raise SettingsError([_translate(error, settings.box)]) from error
-    cosmo = cosmology_of(settings)
     try:
         power = _power(settings, cosmo)
     except ArgumentError as error:
@@ -91,11 +91,20 @@ def _start(settings: Settings, config: Config, cosmo: Cosmology) -> InitialCondi
     return find_initial_conditions(Path(path), cosmo, config, check_motion=settings.start.check_motion)
 
 
-def correction_of(settings: Settings, config: Config) -> ForceCorrection | None:
-    """The correction of the force; ArgumentError if the file can't be read, or is for other particles."""
+def correction_of(settings: Settings, config: Config, cosmo: Cosmology) -> ForceCorrection | None:
+    """The correction of the force; ArgumentError if the file can't be read, or is for other particles.
+
+    By default a simulation has the one that was trained for it, if any.
+    """
     name = settings.force.correction
-    if name is None or name == "auto":
-        return None if name is None else ForceCorrection.auto(config)
+    if name is None and isinstance(settings, SimulationSettings):
+        of_training = settings.time.solver == "bullfrog" and settings.cosmology.table is None
+        found = ForceCorrection.fitting(config) if of_training else None
+        return None if found is None or found.warnings(cosmo) else found
+    if name is None or name == "none":
+        return None
+    if name == "auto":
+        return ForceCorrection.auto(config)
     try:
         correction = ForceCorrection.load(name)
         correction.check(config)

@@ -177,9 +177,10 @@ class Force(Section):
         "frequency; docs/explanation/accuracy.md says what P(k) gains or loses",
         False,
     )
-    correction: Literal["auto"] | File | None = about(
+    correction: Literal["auto", "none"] | File | None = about(
         'trained correction of the force on small scales: "auto", one of this package, which docs/howto/force.md '
-        "lists, or a file from ForceCorrection.save; default: none",
+        'lists, a file from ForceCorrection.save, or "none"; default: in a run, the one of this package that was '
+        "trained for its particles, mesh, steps, start and cosmology, if any",
         None,
         "auto",
     )

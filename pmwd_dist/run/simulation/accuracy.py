@@ -71,7 +71,9 @@ def accuracy_line(simulation: SimulationSetup, times: Sequence[float]) -> str:
     parts = [f"{_round_up(e)} % to k = {f * math.pi / spacing:.2g}" for e, f in zip(error, (0.25, 0.5), strict=True)]
     linear = f"; linear waves feel the true force to k = {math.pi / spacing / 2:.2g} h/Mpc"
     forces = linear if simulation.config.compensated else ""
-    return f"P(k) at z = 0 right to about {' and '.join(parts)} h/Mpc{forces}; see docs/explanation/accuracy.md"
+    trained = ", with force.correction" if simulation.potential_factor is not None else ""
+    about = f"P(k) at z = 0 right to about {' and '.join(parts)} h/Mpc"
+    return f"{about}{trained}{forces}; see docs/explanation/accuracy.md"
 
 
 def growth_line(simulation: SimulationSetup) -> str:
