@@ -53,37 +53,62 @@ def lpt(
     a = config.a_start if a is None else inputs.scale_factor(a)
     table = growth_table_to(config.lpt_order, cosmo)
     modes = inputs.checked_modes(modes, config)
-    return _lpt(modes, table, as_array(a, table.factors.dtype), config).made_for(config, a)
+    a = as_array(a, table.factors.dtype)
+    return displaced(potentials(modes, table, a, config), table, a, config).made_for(config, a)
 
 
+# Two programs, unless a caller compiles them within one: in one program the memory of the particles lies idle while the
+# potentials are computed.
 @partial(jit, static_argnames="config")
-def _lpt(modes: Array, table: GrowthTable, a: Array, config: Config) -> Particles:
+def potentials(modes: Array, table: GrowthTable, a: Array, config: Config) -> tuple[Array, Array] | tuple[Array]:
+    """Modes of the potentials of displacements and momenta at a; at first order of one for both, without factors."""
     decomposition = config.decomposition
-    D1, D2, D3, *slopes = table.at(a)
-    growth, slopes = (jnp.concatenate([jnp.stack(x[:2]), x[2]]) for x in ((D1, D2, D3), slopes))
-    factors = growth, a**2 * table.E(a) * slopes, *_by_wavenumber(table, a, config)
-    spacing, unit = resolution(config, modes.real.dtype), momentum_unit(config, modes.real.dtype)
+    factors = *_factors(table, a), *_by_wavenumber(table, a, config)
 
-    def block(modes: Array, factors: tuple[Array, ...]) -> tuple[Array, Array]:
+    def block(modes: Array, factors: tuple[Array, ...]) -> tuple[Array, ...]:
         growth, rates, *response = (x.astype(modes.real.dtype) for x in factors)
         by_k = [on_modes(x, config, config.particle_shape) for x in response]
         # Computed once: XLA would also store its real and its imaginary parts, for the sums.
         p1, _ = sequence_after(lpt_fields.potential(scaled(-modes, by_k[0]) if by_k else -modes, config), ())
-        moving = scaled(p1, by_k[1]) if by_k else p1
+        if config.lpt_order == 1 and not by_k:
+            return (p1,)
+        first = scaled(p1, growth[0]), scaled(scaled(p1, by_k[1]) if by_k else p1, rates[0])
         if config.lpt_order == 1:
-            psi = lpt_fields.displaced(p1, config)
-            rate = lpt_fields.displaced(moving, config) if by_k else psi
-            return to_grid(growth[0] * psi, spacing), to_grid(rates[0] * rate, unit)
+            return first
         # The orders are summed in Fourier space: three transforms for each sum, and no fields of single orders.
         higher = _higher_orders(p1, jnp.stack([growth[1:], rates[1:]]), config)
-        first = scaled(p1, growth[0]), scaled(moving, rates[0])
-        disp_modes, vel_modes = (one + others for one, others in zip(first, higher, strict=True))
-        disp = to_grid(lpt_fields.displaced(disp_modes, config), spacing)
-        vel_modes, disp = sequence_after(vel_modes, disp)
-        return disp, to_grid(lpt_fields.displaced(vel_modes, config), unit)
+        return tuple(one + others for one, others in zip(first, higher, strict=True))
 
-    run = decomposition.shard_map(block, (decomposition.spectrum_spec, P()), (decomposition.spec, decomposition.spec))
-    return Particles(*run(modes, factors))
+    specs = (decomposition.spectrum_spec,) * (1 if config.lpt_order == 1 and len(factors) == 2 else 2)
+    return decomposition.shard_map(block, (decomposition.spectrum_spec, P()), specs)(modes, factors)
+
+
+@partial(jit, static_argnames="config")
+def displaced(
+    potentials: tuple[Array, Array] | tuple[Array], table: GrowthTable, a: Array, config: Config
+) -> Particles:
+    """Particles of the lattice, displaced by the gradients of `potentials`."""
+    decomposition = config.decomposition
+    spacing, unit = resolution(config, potentials[0].real.dtype), momentum_unit(config, potentials[0].real.dtype)
+
+    def block(potentials: tuple[Array, ...], factors: tuple[Array, ...]) -> tuple[Array, Array]:
+        if len(potentials) == 1:
+            psi = lpt_fields.displaced(potentials[0], config)
+            growth, rates = (x.astype(psi.dtype) for x in factors)
+            return to_grid(growth[0] * psi, spacing), to_grid(rates[0] * psi, unit)
+        disp = to_grid(lpt_fields.displaced(potentials[0], config), spacing)
+        of_vel, disp = sequence_after(potentials[1], disp)
+        return disp, to_grid(lpt_fields.displaced(of_vel, config), unit)
+
+    specs = (decomposition.spectrum_spec,) * len(potentials), P()
+    return Particles(*decomposition.shard_map(block, specs, (decomposition.spec,) * 2)(potentials, _factors(table, a)))
+
+
+def _factors(table: GrowthTable, a: Array) -> tuple[Array, Array]:
+    """Growth of the orders at a, and a^2 E times their slopes."""
+    D1, D2, D3, *slopes = table.at(a)
+    growth, slopes = (jnp.concatenate([jnp.stack(x[:2]), x[2]]) for x in ((D1, D2, D3), slopes))
+    return growth, a**2 * table.E(a) * slopes
 
 
 def _by_wavenumber(table: GrowthTable, a: Array, config: Config) -> tuple[Array, ...]:

@@ -69,20 +69,21 @@ def third_order(p1: Array, weights: Array, config: Config) -> list[Array]:
     stored = stores_second_derivatives(config, p1.real.dtype)
     wrap = _unchanged if stored else recomputed
 
+    def cubic(p1: Array) -> list[Array]:
+        return [rfft_block(_determinant(p1, config), config.decomposition)]
+
+    def quadratic(p1: Array) -> list[Array]:
+        return [rfft_block(_minors(p1, config), config.decomposition)]
+
     def shifted(p1: Array) -> list[Array]:
         return [on_lattice(partial(_minors, config=config), p1, 0.5, config)]
-
-    def invariants(p1: Array) -> list[Array]:
-        minors, determinant = _invariants(p1, config)
-        modes, determinant = sequence_after(rfft_block(minors, config.decomposition), determinant)
-        return [modes, rfft_block(determinant, config.decomposition)]
 
     @wrap
     def sums(p1: Array, weights: Array) -> list[Array]:
         keep = fourier.translation(config.particle_shape, config, p1.real.dtype, jnp.zeros((), p1.real.dtype)).real
-        p1, source = after(p1, wrap(shifted)(p1)[0])
-        minors, determinant = wrap(invariants)(p1)
-        p2 = potential(scaled(source + minors, keep / 2), config)
+        p1, determinant = after(p1, wrap(cubic)(p1)[0])
+        p1, minors = after(p1, wrap(quadratic)(p1)[0])
+        p2 = potential(scaled(wrap(shifted)(p1)[0] + minors, keep / 2), config)
         (p1, p2), determinant = after((p1, p2), determinant)
         mixed = rfft_block(_mixed_minors(p1, p2, config, stored=stored), config.decomposition)
         return [scaled(p2, w) + potential(scaled(determinant, a) + scaled(mixed, b), config) for w, a, b in weights]
@@ -114,17 +115,21 @@ def _minors(p: Array, config: Config) -> Array:
     return total
 
 
-def _invariants(p: Array, config: Config) -> tuple[Array, Array]:
-    """m(A, A) and det A from modes of the potential."""
-    A: list[Array] = []
+def _determinant(p: Array, config: Config) -> Array:
+    """det A from modes of the potential, with at most five fields at a time."""
     even, odd = _wavevectors(p, config)
-    for i, j in PAIRS:
-        A.append(_second_derivative(p, i, j, even, odd, config))
-        p, A = sequence_after(p, A)
-    xx, yy, zz, xy, xz, yz = A
-    minor = yy * zz - yz**2
-    minors = minor + xx * (yy + zz) - xy**2 - xz**2
-    return minors, xx * minor - xy * (xy * zz - yz * xz) + xz * (xy * yz - yy * xz)
+
+    def derivative(p: Array, i: int, j: int, others: Sequence[Array]) -> tuple[Array, Any]:
+        return sequence_after(p, (*others, _second_derivative(p, i, j, even, odd, config)))
+
+    p, (yz,) = derivative(p, 1, 2, ())
+    p, (yz, xz) = derivative(p, 0, 2, (yz,))
+    p, (yz, xz, xy) = derivative(p, 0, 1, (yz, xz))
+    p, (total, yz2, xz2, xy2) = sequence_after(p, (2 * yz * xz * xy, yz**2, xz**2, xy**2))
+    p, (total, yz2, xz2, xy2, zz) = derivative(p, 2, 2, (total, yz2, xz2, xy2))
+    p, (total, yz2, xz2, zz, yy) = derivative(p, 1, 1, (total - xy2 * zz, yz2, xz2, zz))
+    p, (total, minor, xx) = derivative(p, 0, 0, (total - xz2 * yy, yy * zz - yz2))
+    return total + minor * xx
 
 
 def _mixed_minors(p1: Array, p2: Array, config: Config, *, stored: bool) -> Array:

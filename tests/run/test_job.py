@@ -21,6 +21,7 @@ import pmwd_dist as pmd
 from pmwd_dist.cli.display import Display
 from pmwd_dist.io import checkpoint
 from pmwd_dist.io.snapshot.writer import Snapshot
+from pmwd_dist.pm import lpt
 from pmwd_dist.pm.stepping.step import final_status
 from pmwd_dist.report import drawing
 from pmwd_dist.run.common import manifest
@@ -261,11 +262,11 @@ def test_beyond_the_halo_a_run_fails_and_continues_on_other_devices(tmp_path: Pa
 def test_particles_that_are_not_finite_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     plan = make(tmp_path / "run", "box.size=31")  # a program of no other test
 
-    def broken(modes, cosmo, config):
-        return jax.tree.map(lambda x: x + jnp.nan, pmd_lpt(modes, cosmo, config))
+    def broken(*arguments):
+        return jax.tree.map(lambda x: x + jnp.nan, displaced(*arguments))
 
-    pmd_lpt = pmd.lpt
-    monkeypatch.setattr("pmwd_dist.pm.stepping.host.lpt", broken)
+    displaced = lpt.displaced
+    monkeypatch.setattr("pmwd_dist.pm.stepping.host.lpt.displaced", broken)
     with pytest.raises(pmd.SimulationError, match="not finite"):
         execute(plan, Events())
     assert checkpoint.latest(plan.folder) is None

@@ -33,13 +33,12 @@ def test_programs_whose_memory_is_planned_are_those_that_run(
 
     plan = make(tmp_path / "run", "box.size=33")  # programs of no other test
     monkeypatch.setattr(compiler, "compile_or_get_cached", count)
-    assert set(plan.stages) == {"the initial conditions", "a step", "P(k)"}
-    assert "jit_initial_particles" in compiled
+    assert set(plan.stages) == {"the initial conditions", "the initial particles", "a step", "P(k)"}
     planned = set(compiled)
     compiled.clear()
     execute(plan, Events())
-    large = {name for name in planned if "initial_particles" in name or "advance" in name}
-    assert len(large) == 2 and not large & set(compiled)
+    large = {name for name in planned if "initial_p" in name or "advance" in name}
+    assert len(large) == 3 and not large & set(compiled)
 
 
 def test_plans_hold_what_a_stage_must(tmp_path: Path):

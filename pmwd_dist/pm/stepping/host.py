@@ -10,11 +10,12 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.ops.momenta import in_range
-from pmwd_dist.pm.lpt import lpt
+from pmwd_dist.pm import lpt
 from pmwd_dist.pm.modes import add_local, colour
 from pmwd_dist.pm.noise import GAUSSIAN, NoiseKind, noise_of
 from pmwd_dist.pm.particles import ExactParticles, Particles, exact
@@ -26,17 +27,17 @@ from pmwd_dist.pm.stepping.step import MidStep, Step, all_steps, coefficients_of
 
 
 @partial(jit, static_argnames=("config", "kind"))
-def initial_particles(
+def initial_potentials(
     noise: Array,
     table: GrowthTable,
     power: Array,
     config: Config,
     kind: NoiseKind = GAUSSIAN,
     primordial: tuple[Array, Array] | None = None,
-) -> ExactParticles:
-    """Particles at `config.a_start`, from white noise, on the grids of the steps.
+) -> tuple[Array, ...]:
+    """Modes of the potentials of LPT at `config.a_start`, from white noise, for `initial_particles`.
 
-    One program: noise and modes are dropped as soon as they are used, and no field lies beside the particles twice.
+    One program: noise and modes are dropped as soon as they are used.
 
     `noise` is white noise or its key, `power` ln P(k) at a = 1 from `modes.log_power`, and `primordial` f_nl with
     `modes.log_transfer`, or None.
@@ -44,7 +45,14 @@ def initial_particles(
     modes = colour(noise_of(noise, config, kind), power, config)
     if primordial is not None:
         modes = add_local(modes, *primordial, config)
-    particles = exact(lpt(modes, table, config), config)
+    return lpt.potentials(modes, table, as_array(config.a_start, table.factors.dtype), config)
+
+
+@partial(jit, static_argnames="config")
+def initial_particles(potentials: tuple[Array, ...], table: GrowthTable, config: Config) -> ExactParticles:
+    """Particles at `config.a_start`, on the grids of the steps, from `initial_potentials`."""
+    a = as_array(config.a_start, table.factors.dtype)
+    particles = exact(lpt.displaced(potentials, table, a, config), config)
     return jax.tree.map(config.decomposition.constrain, particles)
 
 

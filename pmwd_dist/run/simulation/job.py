@@ -194,7 +194,9 @@ def _particles_of_noise(simulation: SimulationSetup) -> ExactParticles:
     power, f_nl = log_power(simulation.cosmo, config, simulation.power), simulation.f_nl
     primordial = None if f_nl is None else (jnp.asarray(f_nl), log_transfer(table, config, simulation.power))
     table, power, primordial = from_main((table, power, primordial))
-    return host.initial_particles(simulation.noise, table, power, config, simulation.kind, primordial)
+    potentials = host.initial_potentials(simulation.noise, table, power, config, simulation.kind, primordial)
+    potentials = jax.device_put(potentials, config.decomposition.spectrum_sharding)  # the type of the plan's program
+    return host.initial_particles(potentials, table, config)
 
 
 @part("checkpoint")

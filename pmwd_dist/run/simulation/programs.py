@@ -41,7 +41,9 @@ def run_memory(
     with ThreadPoolExecutor() as pool:
         compiled = {"a step": pool.submit(_step(simulation, count, config).compile)}
         if simulation.start is None:
-            compiled["the initial conditions"] = pool.submit(_initial(simulation).compile)
+            first, second = _initial(simulation)
+            compiled |= {"the initial conditions": pool.submit(first.compile)}
+            compiled |= {"the initial particles": pool.submit(second.compile)}
         compiled["P(k)"] = pool.submit(_power(config).compile)
     stages = {stage: resources.planned(program.result()) for stage, program in compiled.items()}
     stages["P(k)"] += particles  # painting them takes less than a step does
@@ -54,15 +56,18 @@ def least_memory(config: Config) -> int:
     return numbers * _vectors(config).dtype.itemsize // config.decomposition.size
 
 
-def _initial(simulation: SimulationSetup) -> Lowered:
-    """The program of the initial conditions."""
-    config, vectors = simulation.config, _vectors(simulation.config)
+def _initial(simulation: SimulationSetup) -> tuple[Lowered, Lowered]:
+    """The programs of the initial conditions: of the potentials, and of the particles that they displace."""
+    config, vectors, table = simulation.config, _vectors(simulation.config), _table(simulation)
     noise = jax.eval_shape(lambda: jax.random.key(0))
     if simulation.field is not None:
         noise = jax.ShapeDtypeStruct(config.particle_shape, vectors.dtype, sharding=vectors.sharding)
     nodes = jax.ShapeDtypeStruct(power_nodes(config).shape, vectors.dtype)
     primordial = None if simulation.f_nl is None else (jax.ShapeDtypeStruct((), vectors.dtype), nodes)
-    return host.initial_particles.lower(noise, _table(simulation), nodes, config, simulation.kind, primordial)
+    first = host.initial_potentials.lower(noise, table, nodes, config, simulation.kind, primordial)
+    sharding = config.decomposition.spectrum_sharding
+    potentials = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for x in first.out_info)
+    return first, host.initial_particles.lower(potentials, table, config)
 
 
 def _step(simulation: SimulationSetup, count: int, config: Config) -> Lowered:
