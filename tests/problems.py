@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from mesh_response import mesh_response
 from scipy.integrate import solve_ivp
+from scipy.sparse.csgraph import connected_components
 
 # --- cloud-in-cell: dense matrices of every particle against every cell ---------------------------------------
 
@@ -326,3 +327,36 @@ def optimized(function: Any) -> Any:
 def has_sharding(array: Any, sharding: Any) -> bool:
     """Whether an array is laid out like this, however it is written: P("x", None) is P("x") on one device along y."""
     return array.sharding.is_equivalent_to(sharding, array.ndim)
+
+
+# --- friends of friends -----------------------------------------------------------------------------------------
+
+
+def friends_on_borders() -> tuple[np.ndarray, np.ndarray]:
+    """Points, shape (256, 3), and the sides of their box, for a linking length of 1/4, which many distances are.
+
+    Groups lie across the middle and the ends of the box, one winds around it, one crosses the middle again and again,
+    one is a single point many times, and the rest are random.
+    """
+    rng, sides, quarter = np.random.default_rng(3), np.array([8.0, 8.0, 4.0]), np.arange(32.0) / 4
+    blob = np.stack(np.meshgrid(*[quarter[:3] - 0.25] * 3, indexing="ij"), -1).reshape(-1, 3)
+    around = np.stack([quarter, 0 * quarter + 2, 0 * quarter + 2], -1)
+    turns = [
+        [(4 + s * i / 4, j / 2, 1) for i in (-1, 0, 1)] + [(4 + s / 4, j / 2 + 0.25, 1)]
+        for j, s in enumerate((1, -1) * 3)
+    ]
+    corner, side = np.array([4, 4, 4]), np.array([0, 6, 2])
+    groups = [around, np.concatenate(turns), blob + corner, blob + side, np.tile([4.0, 6.0, 1.0], (25, 1))]
+    count = 256 - sum(map(len, groups))
+    points = np.concatenate([*groups, rng.integers(0, 64, (count, 3)) / 8]) % sides
+    return rng.permutation(points), sides
+
+
+def friends_by_pairs(points: np.ndarray, sides: np.ndarray, length: float) -> np.ndarray:
+    """Least index in the friends-of-friends group of each point, by all pairs."""
+    squared = 0.0
+    for x, side in zip(points.T.astype(float), sides, strict=True):
+        d = np.abs(x[:, None] - x)
+        squared = squared + np.where(d > side / 2, d - side, d) ** 2
+    _, component = connected_components(squared <= length * length, directed=False)
+    return np.array([np.flatnonzero(component == c)[0] for c in component])

@@ -56,6 +56,11 @@ def native_available() -> bool:
     return _registered("cpu")
 
 
+def friends_of_friends() -> Any | None:
+    """The native function of this name; None without native ops, or with a build that lacks it."""
+    return getattr(_ops, "friends_of_friends", None) if native_available() else None
+
+
 def native_targets() -> set[str]:
     """Names of the custom calls of the native ops on CPUs and GPUs, registered with XLA; empty without them."""
     return {name for platform in ("cpu", "CUDA") if _registered(platform) for name in _ops.targets(platform)}

@@ -27,6 +27,7 @@ from pmwd_dist.cosmology.radiation import MASSLESS, N_EFF, PHOTONS, fermi_dirac,
 
 # Attributes of other codes that change growth or matter; with radiation, n_eff and m_nu give those but the first.
 _OTHERS = ("gamma", "Omega_r", "Omega_nu", "M_nu", "N_eff")
+CRITICAL_DENSITY = 27.7536627  # 3 H0^2 / (8 pi G) [1e10 Msun/h (Mpc/h)^-3]
 LARGEST_W, LARGEST_MASS = 5.0, 10.0  # of |w| in a table, and of the sum of the masses of neutrinos [eV]
 _DENSITY, _STATE = "a density per critical density", "an equation of state"
 RANGES = {  # of the values of a cosmology, and of the priors of an inference

@@ -20,6 +20,8 @@ from pmwd_dist.observe.counts import expected_counts as expected_counts
 from pmwd_dist.observe.counts import weighted_overdensity as weighted_overdensity
 from pmwd_dist.observe.filters import smoothed as smoothed
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone as FlatSkyLightCone
+from pmwd_dist.observe.halos import HaloCatalogue as HaloCatalogue
+from pmwd_dist.observe.halos import friends_of_friends as friends_of_friends
 from pmwd_dist.observe.interlacing import interlaced_density as interlaced_density
 from pmwd_dist.observe.lensing import convergence as convergence
 from pmwd_dist.observe.lensing import lensing_weights as lensing_weights

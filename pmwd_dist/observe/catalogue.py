@@ -129,13 +129,17 @@ def galaxy_catalogue(
         "RedshiftSpacePosition": moved.positions(config),
     }
     units = {name: "km/s" if name == "Velocity" else "Mpc/h" for name in values}
-    about = {"a": at, "z": 1 / at - 1, "number_density [(h/Mpc)^3]": float(number_density)}
-    about |= {"box_size [Mpc/h]": config.box_size, "line_of_sight": str(line_of_sight)}
+    about = {"number_density [(h/Mpc)^3]": float(number_density), "line_of_sight": str(line_of_sight)}
+    return Catalogue(_rows(counts, values, config), units, about | facts(cosmo, config, at))
+
+
+def facts(cosmo: Cosmology | GrowthTable, config: Config, a: float) -> dict[str, Any]:
+    """Facts about a catalogue of a simulation at a scale factor."""
     own = {field.name: getattr(config, field.name) for field in fields(config) if field.name != "decomposition"}
-    values_of = vars(growth_table_to(config.lpt_order, cosmo).cosmo)
-    cosmology = {name: None if x is None else np.asarray(x).tolist() for name, x in values_of.items()}
-    about |= {"config": json.dumps(own, default=str), "cosmology": json.dumps(cosmology)}
-    return Catalogue(_rows(counts, values, config), units, about)
+    values = vars(growth_table_to(config.lpt_order, cosmo).cosmo)
+    cosmology = {name: None if x is None else np.asarray(x).tolist() for name, x in values.items()}
+    about = {"a": a, "z": 1 / a - 1, "box_size [Mpc/h]": config.box_size}
+    return about | {"config": json.dumps(own, default=str), "cosmology": json.dumps(cosmology)}
 
 
 def _check_negative(weights: Array) -> None:

@@ -87,12 +87,13 @@ with jax.set_mesh(layout.mesh):
 whole = np.arange(8.0**3).reshape(8, 8, 8)
 gathered = distributed.gather(jax.jit(lambda: jax.numpy.asarray(whole), out_shardings=layout.sharding)())
 assert (gathered == whole).all() if distributed.is_main() else gathered is None
+halos = test_processes.find_halos(layout)
 sums = distributed.gather(jax.jit(lambda: jax.numpy.ones(3), out_shardings=layout.replicated)())
 assert sums.shape == (3,) if distributed.is_main() else sums is None
 distributed.barrier()
 messages.check(world)
 if distributed.is_main():
-    np.savez("result.npz", power=power, gradient=gradient)
+    np.savez("result.npz", power=power, gradient=gradient, **halos)
 sys.stderr.write("rest")
 """
 
@@ -137,6 +138,16 @@ def simulate(decomposition: pmd.Decomposition) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(power), np.asarray(gradient)
 
 
+def find_halos(decomposition: pmd.Decomposition) -> dict[str, np.ndarray]:
+    """Columns of the halos of points on borders."""
+    points, sides = problems.friends_on_borders()
+    config = pmd.Config(tuple(sides), (8, 8, 4), halo=4, decomposition=decomposition)
+    disp = points.reshape(8, 8, 4, 3) - problems.lattice((8, 8, 4), sides)
+    fields = (distributed.to_devices(x, decomposition.sharding) for x in (disp, disp / 100))
+    particles = pmd.Particles(*fields)
+    return pmd.observe.friends_of_friends(particles, problems.cosmology(), config, linking_length=0.25, a=1.0).columns
+
+
 def launch(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
     """Run a script under mpirun with two processes, in a folder."""
     mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
@@ -168,6 +179,8 @@ def test_two_processes_on_nodes_of_their_own_agree_with_one(tmp_path: Path) -> N
     with np.load(tmp_path / "result.npz") as theirs:
         np.testing.assert_allclose(theirs["power"], power, rtol=1e-11)
         np.testing.assert_allclose(theirs["gradient"], gradient, rtol=0, atol=1e-11 * np.abs(gradient).max())
+        for name, values in find_halos(pmd.Decomposition(pdims=(1, 1))).items():
+            np.testing.assert_array_equal(theirs[name], values)
 
 
 @pytest.mark.slow

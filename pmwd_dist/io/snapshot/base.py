@@ -9,11 +9,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.parameters import parameters
+from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY, parameters
 from pmwd_dist.io.snapshot.units import CM_PER_MPC, GRAM_PER_MASS
 
 KM_S_PER_H0 = 100.0  # H0 times 1 Mpc/h [km/s]
-CRITICAL_DENSITY = 27.7536627  # 3 H0^2 / (8 pi G) [1e10 Msun/h (Mpc/h)^-3]
 TYPES = 6  # kinds of particles; ours are of type 1, dark matter
 
 Attributes = dict[str, Any]

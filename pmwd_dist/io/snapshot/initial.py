@@ -20,8 +20,8 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table_to
-from pmwd_dist.cosmology.parameters import Cosmology, parameters
-from pmwd_dist.io.snapshot.base import CRITICAL_DENSITY, KM_S_PER_H0
+from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY, Cosmology, parameters
+from pmwd_dist.io.snapshot.base import KM_S_PER_H0
 from pmwd_dist.io.snapshot.header import SnapshotHeader, named_background, read_header, snapshot_files
 from pmwd_dist.io.snapshot.particles import MASSES, POSITIONS, VELOCITIES, check_arrays, check_box, chunks, holds
 from pmwd_dist.io.snapshot.reader import beside_mesh, check_memory, find_sites, read_particles

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.io.snapshot.base import CRITICAL_DENSITY
+from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY
 from pmwd_dist.io.snapshot.content import opened
 from pmwd_dist.io.snapshot.header import SnapshotHeader, read_counts, read_header, snapshot_files, units_note
 from pmwd_dist.io.snapshot.particles import MASSES, POSITIONS, Column, check_arrays, check_box, chunks, has_array

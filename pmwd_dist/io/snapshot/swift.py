@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pmwd_dist.cosmology.expansion import background, expansion
-from pmwd_dist.cosmology.parameters import Parameters, parameters
+from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY, Parameters, parameters
 from pmwd_dist.cosmology.radiation import T_CMB
 from pmwd_dist.io.snapshot.base import (
-    CRITICAL_DENSITY,
     KM_S_PER_H0,
     TYPES,
     Attributes,

@@ -4,13 +4,16 @@ use crate::cic;
 use crate::cuda;
 use crate::cudecomp::{self, Error, Grid, Member};
 use crate::fft;
+use crate::friends;
 use crate::stencil;
 use core::ffi::CStr;
 use core::ptr::NonNull;
+use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyDict};
+use pyo3::types::{PyBytes, PyCapsule, PyDict};
 use std::path::PathBuf;
+use xla_ffi::Threads;
 use xla_ffi::sys::Handler;
 
 /// Version of what targets and functions expect: raised with each change that callers written before would get wrong.
@@ -53,6 +56,39 @@ fn capsule(py: Python<'_>, handler: Handler) -> PyResult<Bound<'_, PyCapsule>> {
 #[allow(clippy::needless_pass_by_value, reason = "pyo3 converts lists to vectors")]
 fn cic_probe(py: Python<'_>, devices: Vec<i32>, nvrtc: Vec<String>, folder: Option<PathBuf>) -> PyResult<()> {
     py.detach(|| cuda::gpus::probe(&devices, &nvrtc, folder)).map_err(|error| PyOSError::new_err(error.0))
+}
+
+/// Friends-of-friends groups: the least index in the group of each point, as the bytes of 32-bit integers.
+///
+/// Points are a buffer of coordinates in single or double precision, three a point, see [`friends::friends`].
+#[pyfunction]
+fn friends_of_friends<'py>(
+    py: Python<'py>,
+    points: &Bound<'py, PyAny>,
+    sides: [f64; 3],
+    length: f64,
+) -> PyResult<Bound<'py, PyBytes>> {
+    match PyBuffer::<f32>::get(points) {
+        Ok(single) => labels(py, single.to_vec(py)?, sides, length),
+        Err(_) => labels(py, PyBuffer::<f64>::get(points)?.to_vec(py)?, sides, length),
+    }
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "it is dropped once the points are copied")]
+fn labels<T: friends::Coordinate>(
+    py: Python<'_>,
+    coordinates: Vec<T>,
+    sides: [f64; 3],
+    length: f64,
+) -> PyResult<Bound<'_, PyBytes>> {
+    let found = py.detach(|| {
+        let points: Vec<_> = coordinates.chunks_exact(3).map(|x| [x[0], x[1], x[2]]).collect();
+        drop(coordinates);
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        friends::friends(&points, sides, length, &Threads(threads))
+    });
+    let found = found.map_err(PyValueError::new_err)?;
+    Ok(PyBytes::new(py, &found.into_iter().flat_map(i32::to_ne_bytes).collect::<Vec<_>>()))
 }
 
 /// Fail with `OSError` unless cuDecomp and CUDA's driver load.
@@ -125,6 +161,7 @@ fn _jaxdecomp_ops(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("INTERFACE", INTERFACE)?;
     module.add_function(wrap_pyfunction!(targets, module)?)?;
     module.add_function(wrap_pyfunction!(cic_probe, module)?)?;
+    module.add_function(wrap_pyfunction!(friends_of_friends, module)?)?;
     module.add_function(wrap_pyfunction!(cudecomp_probe, module)?)?;
     module.add_function(wrap_pyfunction!(cudecomp_open, module)?)?;
     module.add_function(wrap_pyfunction!(cudecomp_open_grid, module)?)?;

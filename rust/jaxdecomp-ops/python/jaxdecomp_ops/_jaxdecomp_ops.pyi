@@ -2,6 +2,8 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
+from typing_extensions import Buffer
+
 __all__ = [
     "INTERFACE",
     "__version__",
@@ -11,6 +13,7 @@ __all__ = [
     "cudecomp_open_grid",
     "cudecomp_probe",
     "cudecomp_scratch",
+    "friends_of_friends",
     "peer_filters",
     "peer_is_fast_along_x",
     "peer_join",
@@ -29,6 +32,12 @@ def targets(platform: str) -> dict[str, Any]:
 
 def cic_probe(devices: Sequence[int], nvrtc: Sequence[str], folder: str | PathLike[str] | None = None) -> None:
     """Fail with `OSError` unless CUDA's driver and NVRTC load and support the GPUs; keep kernels in a folder."""
+
+def friends_of_friends(points: Buffer, sides: Sequence[float], length: float) -> bytes:
+    """Friends-of-friends groups: the least index in the group of each point, as the bytes of 32-bit integers.
+
+    Points are a buffer of coordinates in single or double precision, three a point, from 0 to below the sides.
+    """
 
 def cudecomp_probe(library: str) -> None:
     """Fail with `OSError` unless cuDecomp and CUDA's driver load."""

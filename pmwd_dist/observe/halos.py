@@ -1,0 +1,241 @@
+"""Halos: friends-of-friends groups of particles, in real space."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from pmwd_dist._checks import check_number
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.growth import GrowthTable, parameters_of
+from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY, Cosmology
+from pmwd_dist.observe.catalogue import Catalogue, facts
+from pmwd_dist.ops.friends import components, group_labels
+from pmwd_dist.parallel import distributed
+from pmwd_dist.parallel.exchange import Places, send_rows
+from pmwd_dist.parallel.explicit_axes import on_auto_axes
+from pmwd_dist.parallel.inputs import check_on_host
+from pmwd_dist.pm import inputs
+from pmwd_dist.pm.particles import Particles
+
+Rows = NDArray[np.void]
+PARTICLE_MASS = "particle_mass [Msun/h]"
+_FEW = 10  # particles, or this part of a halo, in the last sphere around its core
+_SHRINKING = 0.9  # ratio of the radii of two spheres
+
+
+@dataclass(frozen=True)
+class HaloCatalogue(Catalogue):
+    """Halos, from the one with the most particles on, with the names of halotools for their columns."""
+
+    @property
+    def mass(self) -> np.ndarray:
+        """Masses of all particles of each group [Msun/h]."""
+        return self.columns["halo_mfof"]
+
+    @property
+    def number(self) -> np.ndarray:
+        """Numbers of particles."""
+        return self.columns["halo_particles"]
+
+    @property
+    def position(self) -> np.ndarray:
+        """Centres of mass, comoving, from 0 to the sides of the box, shape (halos, 3) [Mpc/h]."""
+        return self.vectors("halo_{}")
+
+    @property
+    def core(self) -> np.ndarray:
+        """Densest places, comoving, from 0 to the sides of the box, shape (halos, 3) [Mpc/h]."""
+        return self.vectors("halo_core_{}")
+
+    @property
+    def velocity(self) -> np.ndarray:
+        """Mean peculiar velocities, shape (halos, 3) [km/s]."""
+        return self.vectors("halo_v{}")
+
+    def vectors(self, name: str) -> np.ndarray:
+        """Three columns, whose names have an axis in the place of {}, as rows."""
+        return np.stack([self.columns[name.format(axis)] for axis in "xyz"], axis=-1)
+
+
+@on_auto_axes
+def friends_of_friends(
+    particles: Particles,
+    cosmo: Cosmology | GrowthTable,
+    config: Config,
+    *,
+    linking_length: float = 0.2,
+    min_particles: int = 20,
+    a: float | None = None,
+) -> HaloCatalogue:
+    """Halos by friends of friends (Davis et al. 1985): particles at most a linking length apart are in one. Collective.
+
+    Groups do not depend on the division over devices and processes, and are the same to the last particle; every
+    process has all halos. Neighbours are found on CPUs, on which each process has its particles in memory meanwhile.
+
+    The core is the mean position in the last of spheres that shrink around it (Power et al. 2003): from all particles
+    of the group to a tenth of them, or to ten.
+
+    Args:
+      particles: particles at scale factor a.
+      cosmo: cosmology, or its `growth_table`.
+      config: configuration of the simulation.
+      linking_length: linking length over the mean distance of particles, the cube root of the volume of one.
+      min_particles: least number of particles of a halo.
+      a: scale factor of the particles; default: the one that they are made for.
+
+    Returns:
+      Mass, number of particles, centre of mass, core and velocity of each halo.
+
+    Raises:
+      ValueError: an array is traced or of another config, the scale factor is not known, the particles are not finite,
+        or another argument is out of its range.
+
+    Examples:
+      >>> halos = observe.friends_of_friends(solution.particles, cosmo, config)
+      >>> halos.mass, halos.position, halos.velocity
+    """
+    inputs.check_config(config)
+    check_on_host("friends_of_friends", (particles, cosmo))
+    rows, at = particle_rows(particles, config, a)
+    places = Places(config.decomposition, config.box_size)
+    count = math.prod(config.particle_shape)
+    found = find_groups(rows, places, count, linking_length=linking_length, min_particles=min_particles)
+    mass = 1e10 * CRITICAL_DENSITY * float(parameters_of(cosmo).Omega_cb) * math.prod(config.box_size) / count
+    about = {PARTICLE_MASS: mass, "linking_length": float(linking_length)} | facts(cosmo, config, at)
+    return catalogue_of(found, places, about)
+
+
+def particle_rows(particles: Particles, config: Config, a: Any = None) -> tuple[Rows, float]:
+    """Particles of this process, with site, position and peculiar velocity, and their scale factor. Collective.
+
+    Raises:
+      ValueError: an error of `friends_of_friends` in its particles or scale factor.
+    """
+    at = particles.origin.a if a is None and isinstance(particles, Particles) else a
+    if at is None:
+        raise ArgumentError("a", a, "is not known for these particles", "pass their scale factor")
+    particles = inputs.checked_particles(particles, config, inputs.scale_factor(at))
+    if not all(jnp.isfinite(x).all() for x in (particles.disp, particles.vel)):
+        raise ArgumentError("particles", particles, "are not finite", "see the status of the run", show_value=False)
+    positions, velocities = particles.positions(config), particles.velocities(at)
+    parts: list[Rows] = []
+    for x, u in zip(positions.addressable_shards, velocities.addressable_shards, strict=True):
+        if x.replica_id == 0:
+            local = np.asarray(x.data)
+            axes = [np.arange(n) + (s.start or 0) for s, n in zip(x.index, local.shape[:3], strict=False)]
+            sites = np.ravel_multi_index(tuple(np.ix_(*axes)), config.particle_shape)
+            parts.append(make_rows(sites.ravel(), local.reshape(-1, 3), np.asarray(u.data).reshape(-1, 3)))
+    return np.concatenate(parts), float(at)
+
+
+def make_rows(sites: np.ndarray, x: np.ndarray, u: np.ndarray) -> Rows:
+    """Rows of particles: number, number of the group, position [Mpc/h] and peculiar velocity [km/s]."""
+    kinds: Any = [("site", np.int64), ("group", np.int64), ("x", x.dtype, 3), ("u", np.float32, 3)]
+    rows: Any = np.empty(len(sites), np.dtype(kinds))
+    rows["site"], rows["x"], rows["u"] = sites, x, u
+    return rows
+
+
+def find_groups(rows: Rows, places: Places, count: int, *, linking_length: float, min_particles: int) -> Rows:
+    """Particles of groups, each whole on one process, ascending by the least site of their group and site. Collective.
+
+    Pairs lie within the reach of the block of one of them, on whose process both are. Groups of two processes are
+    joined by the particles that both have.
+    """
+    check_number(linking_length, "linking_length", 0.05, 1)
+    check_number(min_particles, "min_particles", 1)
+    length = linking_length * (math.prod(places.sides) / count) ** (1 / 3)
+    if length >= min(places.sides) / 2:
+        raise ArgumentError("linking_length", linking_length, "must be less than half of the box", "use more particles")
+    alone = jax.process_count() == 1
+    rows = rows if alone else send_rows(rows, places.near(rows["x"], length))
+    if (np.diff(rows["site"]) < 0).any():
+        rows = rows[np.argsort(rows["site"])]
+    labels = group_labels(rows["x"], tuple(places.sides), length)
+    rows["group"], spanning = rows["site"][labels], np.zeros(len(rows), bool)
+    if not alone:
+        spanning = _join(rows, places.near(rows["x"], length).sum(0) > 1)
+        own = places.owner(rows["x"]) == jax.process_index()
+        rows, labels, spanning = rows[own], labels[own], spanning[own]
+    rows = rows[spanning | (np.bincount(labels)[labels] >= min_particles)]
+    if not alone:
+        rows = send_rows(rows, rows["group"] % jax.process_count() == np.arange(jax.process_count())[:, None])
+    rows = rows[np.lexsort((rows["site"], rows["group"]))]
+    _, group, number = _runs(rows["group"])
+    return rows[number[group] >= min_particles]
+
+
+def _runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """First places of runs of equal values, number of the run of each value, and lengths of the runs."""
+    starts = np.append(True, values[1:] != values[:-1])[: len(values)]
+    first, run = np.flatnonzero(starts), np.cumsum(starts) - 1
+    return first, run, np.diff(first, append=len(values))
+
+
+def _join(rows: Rows, shared: np.ndarray) -> np.ndarray:
+    """Set the groups of rows, some of which are on several processes; whether they may span processes. Collective."""
+    pairs = np.stack([rows["group"], rows["site"]], axis=-1)[shared]
+    numbers, places = np.unique(distributed.all_rows(pairs), return_inverse=True)
+    least = numbers[components(len(numbers), places.reshape(-1, 2).T)]
+    at = np.minimum(np.searchsorted(numbers, rows["group"]), len(numbers) - 1)
+    spanning = numbers[at] == rows["group"] if len(numbers) else np.zeros(len(rows), bool)
+    rows["group"][spanning] = least[at[spanning]]
+    return spanning
+
+
+def catalogue_of(rows: Rows, places: Places, about: dict[str, Any]) -> HaloCatalogue:
+    """Catalogue of groups of `find_groups`, on every process. Collective."""
+    first, group, number = _runs(rows["group"])
+    ids, start, sides = rows["group"][first], rows["x"][first].astype(float), places.sides
+    x = rows["x"] - start[group]
+    x -= sides * np.rint(x / sides)  # from the first particle of the group
+
+    def mean(values: np.ndarray) -> np.ndarray:
+        sums = [np.bincount(group, values[:, axis], len(ids)) for axis in range(3)]
+        return np.stack(sums, axis=-1) / number[:, None]
+
+    centre = mean(x)
+    table = np.column_stack([ids, number, start + centre, mean(rows["u"]), start + _cores(x, group, centre, number)])
+    table = distributed.all_rows(table)
+    table = table[np.lexsort((table[:, 0], -table[:, 1]))]
+    names = ["halo_id", "halo_particles"]
+    names += [name.format(axis) for name in ("halo_{}", "halo_v{}", "halo_core_{}") for axis in "xyz"]
+    columns = dict(zip(names, table.T.copy(), strict=True))
+    for name in names[:2]:
+        columns[name] = columns[name].astype(np.int64)
+    for name in (name for name in names if name[-1] in "xyz" and "_v" not in name):
+        columns[name] = _wrapped(columns[name], sides["xyz".index(name[-1])])
+    columns["halo_mfof"] = columns["halo_particles"] * about[PARTICLE_MASS]
+    units = {name: "km/s" if "_v" in name else "Mpc/h" for name in names[2:]} | dict.fromkeys(names[:2], "")
+    return HaloCatalogue(columns, units | {"halo_mfof": "Msun/h"}, about)
+
+
+def _wrapped(x: np.ndarray, side: float) -> np.ndarray:
+    x = np.mod(x, side)
+    return np.where(x >= side, 0, x)
+
+
+def _cores(x: np.ndarray, group: np.ndarray, centre: np.ndarray, number: np.ndarray) -> np.ndarray:
+    """Centres of shrinking spheres, from those of mass, of groups with particles at x."""
+    centre, few = centre.copy(), np.maximum(number / _FEW, np.minimum(number, _FEW))
+    squared = np.zeros(len(number))
+    np.maximum.at(squared, group, np.sum((x - centre[group]) ** 2, axis=-1))
+    while len(x):  # a sphere has particles of the one before
+        inside = np.sum((x - centre[group]) ** 2, axis=-1) <= squared[group]
+        count = np.bincount(group[inside], minlength=len(number))
+        more = (count >= few) & (squared > 0)
+        for axis in range(3):
+            sums = np.bincount(group[inside], x[inside, axis], len(number))
+            centre[more, axis] = sums[more] / count[more]
+        squared *= _SHRINKING**2
+        inside &= more[group]
+        x, group = x[inside], group[inside]
+    return centre

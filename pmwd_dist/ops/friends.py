@@ -1,0 +1,44 @@
+"""Friends of friends on the host: the groups of points in a periodic box."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pmwd_dist._jax import native
+
+
+def group_labels(points: np.ndarray, sides: Sequence[float], length: float) -> np.ndarray:
+    """Label of each point, the least index in its group; points at a distance of at most `length` belong to one group.
+
+    Distances are those of the nearest images, in double precision. Without the native op SciPy finds the pairs, at
+    16 bytes each.
+
+    Args:
+      points: coordinates from 0 to below the sides of the box, shape (points, 3).
+      sides: sides of the box, more than twice the length.
+      length: linking length.
+    """
+    native_op = native.friends_of_friends()
+    if native_op is None:
+        return _by_tree(points, sides, length)
+    return np.frombuffer(native_op(np.ascontiguousarray(points), tuple(sides), length), np.int32)
+
+
+def _by_tree(points: np.ndarray, sides: Sequence[float], length: float) -> np.ndarray:
+    from scipy.spatial import KDTree
+
+    pairs = KDTree(points, boxsize=np.asarray(sides, float)).query_pairs(length, output_type="ndarray").T
+    return components(len(points), pairs)
+
+
+def components(count: int, pairs: np.ndarray) -> np.ndarray:
+    """Least number of the component of each of `count` numbers, joined by pairs, shape (2, pairs)."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    graph = coo_array((np.ones(pairs.shape[1], bool), tuple(pairs)), (count, count))
+    _, component = connected_components(graph, directed=False)
+    _, first = np.unique(component, return_index=True)
+    return first[component].astype(np.int32)

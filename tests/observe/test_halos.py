@@ -1,0 +1,133 @@
+"""Halos: groups particle by particle against all pairs and SciPy's tree, on every division, and their properties."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import problems
+import pytest
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from scipy.spatial import cKDTree
+
+import pmwd_dist as pmd
+from pmwd_dist.ops import friends
+
+SHAPE, BOX = (16, 16, 16), (16.0, 16.0, 16.0)
+
+
+def configure(decomposition: Any = None, **changes: Any) -> pmd.Config:
+    options = {"box_size": BOX, "mesh_shape": SHAPE, "steps": 4, "halo": 8, "decomposition": decomposition}
+    return pmd.Config(**(options | changes))
+
+
+@pytest.fixture(scope="module")
+def clustered() -> pmd.Particles:
+    """Particles of a run at a = 1."""
+    config, cosmo = configure(pmd.Decomposition((1, 1))), problems.cosmology()
+    modes = pmd.linear_modes(pmd.white_noise(jax.random.key(0), config), cosmo, config)
+    solution = pmd.nbody(pmd.lpt(modes, cosmo, config), cosmo, config)
+    solution.raise_if_failed()
+    return solution.particles
+
+
+def at(points: np.ndarray, config: pmd.Config) -> pmd.Particles:
+    """Particles at points, in the order of the lattice, with velocities."""
+    sites = problems.lattice(config.particle_shape, config.box_size)
+    points = points.reshape(*config.particle_shape, 3)
+    disp, vel = (jax.device_put(x, config.decomposition.sharding) for x in (points - sites, np.sin(40 * points) / 100))
+    return pmd.Particles(disp, vel)
+
+
+def halos_of(particles: pmd.Particles, config: pmd.Config, **options: Any) -> pmd.observe.HaloCatalogue:
+    return pmd.observe.friends_of_friends(particles, problems.cosmology(), config, **({"a": 1.0} | options))
+
+
+def check_labels(points: np.ndarray, sides: np.ndarray, length: float) -> None:
+    for dtype in (np.float32, np.float64):
+        x = points.astype(dtype)
+        np.testing.assert_array_equal(
+            friends.group_labels(x, tuple(sides), length), problems.friends_by_pairs(x, sides, length)
+        )
+
+
+def test_groups_are_those_of_all_pairs(native: bool) -> None:
+    assert (friends.native.friends_of_friends() is not None) == native
+    rng = np.random.default_rng(0)
+    check_labels(*problems.friends_on_borders(), 0.25)
+    for sides, length in (((4.0, 5.0, 3.0), 0.3), ((1.0, 8.0, 1.1), 0.4), ((1.0, 1.0, 1.0), 0.11)):
+        box = np.asarray(sides)
+        check_labels(rng.uniform(size=(400, 3)) * box * (1 - 1e-6), box, length)
+        check_labels(np.floor(rng.uniform(size=(400, 3)) * box * 8) / 8 % box, box, 0.125)
+    check_labels(np.full((30, 3), 0.5), np.ones(3), 0.1)
+    check_labels(np.zeros((1, 3)), np.ones(3), 0.1)
+
+
+def test_groups_of_a_run_are_those_of_scipy(clustered: pmd.Particles, native: bool) -> None:
+    points = np.asarray(clustered.positions(configure())).reshape(-1, 3)
+    pairs = cKDTree(points, boxsize=BOX).query_pairs(0.2, output_type="ndarray")
+    graph = coo_array((np.ones(len(pairs)), pairs.T), (len(points),) * 2)
+    count, component = connected_components(graph, directed=False)
+    labels = friends.group_labels(points, BOX, 0.2)
+    assert len(np.unique(labels)) == len(np.unique(np.stack([labels, component]), axis=1).T) == count
+    assert (np.bincount(component) >= 20).sum() > 5
+
+
+def test_halos_on_every_division(clustered: pmd.Particles, decomposition: pmd.Decomposition) -> None:
+    config = configure(decomposition)
+    divided = jax.device_put((clustered.disp, clustered.vel), decomposition.sharding)
+    halos = halos_of(pmd.Particles(*divided), config)
+    points, velocities = (np.asarray(x).reshape(-1, 3) for x in (clustered.positions(configure()), clustered.vel))
+    labels = problems.friends_by_pairs(points, np.asarray(BOX), 0.2)
+    ids, number = np.unique(labels, return_counts=True)
+    order = np.lexsort((ids, -number))[: (number >= 20).sum()]
+    np.testing.assert_array_equal(halos.number, number[order])
+    np.testing.assert_array_equal(halos.columns["halo_id"], ids[order])
+    cosmo = problems.cosmology()
+    mass = 2.77536627e11 * (cosmo.Omega_c + cosmo.Omega_b)
+    np.testing.assert_allclose(halos.mass, halos.number * mass, rtol=1e-6)
+    for i, label in enumerate(ids[order]):
+        members, place = points[labels == label], halos.position[i]
+        apart = (members - place + 8) % 16 - 8
+        np.testing.assert_allclose(apart.mean(0), 0, atol=1e-12)
+        np.testing.assert_allclose(halos.velocity[i], 100 * velocities[labels == label].mean(0), rtol=1e-5, atol=1e-3)
+        # The core is where the members are dense.
+        near = [np.sum(np.abs((members - x + 8) % 16 - 8).max(-1) < 0.2) for x in (halos.core[i], place)]
+        assert near[0] >= near[1] - 2
+    assert (halos.position >= 0).all() and (halos.position < BOX).all()
+    alone = halos_of(clustered, configure(pmd.Decomposition((1, 1))))
+    for name, values in alone.columns.items():
+        np.testing.assert_array_equal(halos.columns[name], values)
+
+
+def test_groups_across_borders(decomposition: pmd.Decomposition) -> None:
+    points, sides = problems.friends_on_borders()
+    config = configure(decomposition, box_size=tuple(sides), mesh_shape=(8, 8, 4))
+    halos = halos_of(at(points, config), config, linking_length=0.25)
+    labels = problems.friends_by_pairs(points, sides, 0.25)
+    ids, number = np.unique(labels, return_counts=True)
+    assert sorted(halos.columns["halo_id"]) == list(ids[number >= 20])
+    assert len(halos) == 5
+    assert halos.about["linking_length"] == 0.25
+    assert len(halos_of(at(points, config), config, linking_length=0.25, min_particles=300)) == 0
+
+
+def test_bad_arguments(clustered: pmd.Particles) -> None:
+    config = configure(pmd.Decomposition((1, 1)))
+    refused: dict[str, dict[str, Any]] = {
+        "a=None is not known for these particles": {"a": None},
+        "a=3.0 must be a scale factor": {"a": 3.0},
+        "linking_length=0.01 must be a finite number from 0.05 to 1": {"linking_length": 0.01},
+        "min_particles=0 must be a finite number, 1 or more": {"min_particles": 0},
+    }
+    particles = pmd.Particles(clustered.disp, clustered.vel)
+    for message, changes in refused.items():
+        with pytest.raises(ValueError, match=message):
+            halos_of(particles, config, **changes)
+    with pytest.raises(ValueError, match="particles are not finite"):
+        halos_of(pmd.Particles(clustered.disp, clustered.vel * jnp.nan), config)
+    with pytest.raises(ValueError, match="outside jit"):
+        jax.jit(lambda p: halos_of(p, config).mass)(particles)
