@@ -20,12 +20,16 @@ from pmwd_dist.observe.counts import expected_counts as expected_counts
 from pmwd_dist.observe.counts import weighted_overdensity as weighted_overdensity
 from pmwd_dist.observe.filters import smoothed as smoothed
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone as FlatSkyLightCone
+from pmwd_dist.observe.halo_masses import overdensity_masses as overdensity_masses
 from pmwd_dist.observe.halos import HaloCatalogue as HaloCatalogue
 from pmwd_dist.observe.halos import friends_of_friends as friends_of_friends
 from pmwd_dist.observe.interlacing import interlaced_density as interlaced_density
 from pmwd_dist.observe.lensing import convergence as convergence
 from pmwd_dist.observe.lensing import lensing_weights as lensing_weights
 from pmwd_dist.observe.lensing import shear as shear
+from pmwd_dist.observe.mass_function import MassFunction as MassFunction
+from pmwd_dist.observe.mass_function import mass_function as mass_function
+from pmwd_dist.observe.mass_function import tinker_mass_function as tinker_mass_function
 from pmwd_dist.observe.multipoles import Multipoles as Multipoles
 from pmwd_dist.observe.multipoles import kaiser_multipoles as kaiser_multipoles
 from pmwd_dist.observe.multipoles import power_multipoles as power_multipoles

@@ -167,6 +167,7 @@ def _numbers(key: Array, weights: Array, mean: Array, config: Config) -> Array:
 
 def _rows(counts: Array, values: dict[str, Array], config: Config) -> dict[str, np.ndarray]:
     """Rows of the values at each particle, as often as the counts say, in the order of the lattice."""
+    values = {name: jax.device_put(x, counts.sharding) for name, x in values.items()}
     parts: list[list[np.ndarray]] = []
     for i, shard in enumerate(counts.addressable_shards):
         if shard.replica_id:

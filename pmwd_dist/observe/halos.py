@@ -27,6 +27,7 @@ from pmwd_dist.pm.particles import Particles
 
 Rows = NDArray[np.void]
 PARTICLE_MASS = "particle_mass [Msun/h]"
+DEFINITIONS = ("vir", "200m", "200c")  # of spherical overdensity masses
 _FEW = 10  # particles, or this part of a halo, in the last sphere around its core
 _SHRINKING = 0.9  # ratio of the radii of two spheres
 
@@ -125,7 +126,8 @@ def particle_rows(particles: Particles, config: Config, a: Any = None) -> tuple[
     particles = inputs.checked_particles(particles, config, inputs.scale_factor(at))
     if not all(jnp.isfinite(x).all() for x in (particles.disp, particles.vel)):
         raise ArgumentError("particles", particles, "are not finite", "see the status of the run", show_value=False)
-    positions, velocities = particles.positions(config), particles.velocities(at)
+    positions = particles.positions(config)
+    velocities = jax.device_put(particles.velocities(at), positions.sharding)
     parts: list[Rows] = []
     for x, u in zip(positions.addressable_shards, velocities.addressable_shards, strict=True):
         if x.replica_id == 0:

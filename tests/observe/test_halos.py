@@ -131,3 +131,57 @@ def test_bad_arguments(clustered: pmd.Particles) -> None:
         halos_of(pmd.Particles(clustered.disp, clustered.vel * jnp.nan), config)
     with pytest.raises(ValueError, match="outside jit"):
         jax.jit(lambda p: halos_of(p, config).mass)(particles)
+
+
+def test_overdensity_masses(clustered: pmd.Particles, decomposition: pmd.Decomposition) -> None:
+    """Against the definitions, sphere by sphere."""
+    config, cosmo = configure(decomposition), problems.cosmology()
+    divided = pmd.Particles(*jax.device_put((clustered.disp, clustered.vel), decomposition.sharding))
+    halos = pmd.observe.overdensity_masses(halos_of(divided, config, a=0.5), divided, cosmo, config)
+    points, matter = np.asarray(clustered.positions(configure())).reshape(-1, 3), cosmo.Omega_c + cosmo.Omega_b
+    critical = (matter * 8 + 1 - matter) / 8  # comoving, at a = 1/2 [critical density today]
+    x = matter / critical - 1
+    densities = {"200m": 200 * matter, "200c": 200 * critical}
+    densities["vir"] = (18 * np.pi**2 + 82 * x - 39 * x**2) * critical
+    for name, density in densities.items():
+        for i, core in enumerate(halos.core):
+            r = np.sort(np.linalg.norm((points - core + 8) % 16 - 8, axis=1))
+            number = np.arange(1, len(r) + 1)
+            below = (number > 10) & (number * matter < density * 4 / 3 * np.pi * r**3)
+            first = np.argmax(below)
+            farthest = 2 * np.cbrt(halos.number[i] / (800 / 3 * np.pi))
+            expected = first if first > 10 and r[first] < farthest else 0
+            assert halos.columns[f"halo_m{name}"][i] == pytest.approx(expected * halos.mass[i] / halos.number[i])
+            radius = np.cbrt(3 * expected * matter / (4 * np.pi * density))
+            assert halos.columns[f"halo_r{name}"][i] == pytest.approx(radius)
+    assert (halos.columns["halo_m200m"] > 0).sum() > 5
+    with pytest.raises(ValueError, match="particles.origin.a=1.0 is not a=0.5"):
+        pmd.observe.overdensity_masses(halos, clustered, cosmo, config)
+
+
+def test_mass_functions(clustered: pmd.Particles) -> None:
+    halos = halos_of(clustered, configure(pmd.Decomposition((1, 1))))
+    edges = [1e12, 3e12, 1e13, 1e15]
+    found, number = pmd.observe.mass_function(halos, edges), np.histogram(halos.mass, edges)[0]
+    np.testing.assert_array_equal(found.number, number)
+    np.testing.assert_allclose(found.density * 16**3 * np.diff(np.log(edges)), number)
+    np.testing.assert_allclose(found.error * np.sqrt(number), found.density)
+    np.testing.assert_allclose(found.mass[0], np.sqrt(3) * 1e12)
+    assert pmd.observe.mass_function(halos).number.sum() == len(halos)
+    assert pmd.observe.mass_function(halos_of(clustered, configure(), min_particles=4000)).number.sum() == 0
+    with pytest.raises(ValueError, match="definition='200m' is not known for these halos; call overdensity_masses"):
+        pmd.observe.mass_function(halos, definition="200m")
+    with pytest.raises(ValueError, match="definition='300m' must be 'fof', 'vir', '200m' or '200c'"):
+        pmd.observe.mass_function(halos, definition="300m")
+
+
+def test_the_mass_function_of_tinker() -> None:
+    """Against colossus 1.4."""
+    cosmo, mass = problems.cosmology(), [1e12, 1e13, 1e14, 1e15]
+    expected = {1.0: [4.209e-3, 5.321e-4, 4.736e-5, 7.232e-7], 0.5: [3.765e-3, 3.050e-4, 7.036e-6, 9.118e-10]}
+    for a, values in expected.items():
+        power = lambda k: pmd.linear_power(k, cosmo, "eisenstein-hu")  # noqa: E731
+        found = pmd.observe.tinker_mass_function(mass, power, cosmo, a)
+        np.testing.assert_allclose(found, values, rtol=1e-3 if a == 1 else 1e-2)
+    with pytest.raises(ValueError, match="mass must be positive masses"):
+        pmd.observe.tinker_mass_function([1e12, -1], power, cosmo, 1.0)

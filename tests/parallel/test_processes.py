@@ -139,13 +139,14 @@ def simulate(decomposition: pmd.Decomposition) -> tuple[np.ndarray, np.ndarray]:
 
 
 def find_halos(decomposition: pmd.Decomposition) -> dict[str, np.ndarray]:
-    """Columns of the halos of points on borders."""
+    """Columns of the halos of points on borders, with masses."""
     points, sides = problems.friends_on_borders()
     config = pmd.Config(tuple(sides), (8, 8, 4), halo=4, decomposition=decomposition)
     disp = points.reshape(8, 8, 4, 3) - problems.lattice((8, 8, 4), sides)
     fields = (distributed.to_devices(x, decomposition.sharding) for x in (disp, disp / 100))
-    particles = pmd.Particles(*fields)
-    return pmd.observe.friends_of_friends(particles, problems.cosmology(), config, linking_length=0.25, a=1.0).columns
+    particles, cosmo = pmd.Particles(*fields), problems.cosmology()
+    halos = pmd.observe.friends_of_friends(particles, cosmo, config, linking_length=0.25, a=1.0)
+    return pmd.observe.overdensity_masses(halos, particles, cosmo, config).columns
 
 
 def launch(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
