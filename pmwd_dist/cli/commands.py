@@ -44,6 +44,16 @@ Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="DIR", help="Output folder; default: the file's name.")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the results of an earlier run.")]
+Snapshot = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SNAPSHOT",
+        help="HDF5 file of GADGET, AREPO, GIZMO, EAGLE or SWIFT; any of a set, its common name or its folder.",
+    ),
+]
+LengthUnit = Annotated[
+    str | None, typer.Option(metavar="UNIT", help="kpc/h, Mpc/h, kpc or Mpc; default: the unit of the file.")
+]
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set box.size=500.")]
 TimeLimit = Annotated[
     str | None,
@@ -196,13 +206,7 @@ def doctor(folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Fo
 
 @app.command()
 def power(
-    snapshot: Annotated[
-        Path,
-        typer.Argument(
-            metavar="SNAPSHOT",
-            help="HDF5 file of GADGET, AREPO, GIZMO, EAGLE or SWIFT; any of a set, its common name or its folder.",
-        ),
-    ],
+    snapshot: Snapshot,
     mesh: Annotated[
         int | None, typer.Option(min=4, max=1 << 16, help="Cells along a side; default: the simulation's.")
     ] = None,
@@ -212,9 +216,7 @@ def power(
     types: Annotated[
         str | None, typer.Option(metavar="N,N,...", help="Types of particles; default: all that have masses.")
     ] = None,
-    length_unit: Annotated[
-        str | None, typer.Option(metavar="UNIT", help="kpc/h, Mpc/h, kpc or Mpc; default: the unit of the file.")
-    ] = None,
+    length_unit: LengthUnit = None,
 ) -> None:
     """Measure the power spectrum of the matter in a snapshot, weighted by mass."""
     from pmwd_dist.cli.measure import measure_snapshot
@@ -224,6 +226,26 @@ def power(
         lines, warnings = measure_snapshot(snapshot, mesh, output, _types(types), length_unit)
     for warning in warnings:
         _warn(warning)
+    _say(*lines)
+
+
+@app.command()
+def halos(
+    snapshot: Snapshot,
+    linking_length: Annotated[float, typer.Option(help="Linking length over the mean distance of particles.")] = 0.2,
+    min_particles: Annotated[int, typer.Option(help="Least number of particles of a halo.")] = 20,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="HDF5", help="Default: beside the snapshot.")
+    ] = None,
+    length_unit: LengthUnit = None,
+) -> None:
+    """Find halos of the dark matter in a snapshot by friends of friends, with their masses and mass function."""
+    from pmwd_dist.cli.halos import measure_halos
+
+    _start("halos", snapshot, linking_length, min_particles, output, length_unit)
+    options = {"linking_length": linking_length, "min_particles": min_particles}
+    with command_errors():
+        lines = measure_halos(snapshot, output, length_unit, **options)
     _say(*lines)
 
 

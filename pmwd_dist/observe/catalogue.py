@@ -61,10 +61,14 @@ class Catalogue:
         """
         with distributed.raise_on_all_processes():
             if distributed.is_main():
-                with atomic_write(Path(path)) as aside, h5py.File(aside, "w", locking=False) as file:
-                    file.attrs.update(self.about)
-                    for name, values in self.columns.items():
-                        file.create_dataset(name, data=values).attrs["unit"] = self.units[name]
+                self.write(Path(path))
+
+    def write(self, path: Path) -> None:
+        """`save` on this process alone."""
+        with atomic_write(path) as aside, h5py.File(aside, "w", locking=False) as file:
+            file.attrs.update(self.about)
+            for name, values in self.columns.items():
+                file.create_dataset(name, data=values).attrs["unit"] = self.units[name]
 
 
 @on_auto_axes

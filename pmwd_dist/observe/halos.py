@@ -135,7 +135,7 @@ def particle_rows(particles: Particles, config: Config, a: Any = None) -> tuple[
             axes = [np.arange(n) + (s.start or 0) for s, n in zip(x.index, local.shape[:3], strict=False)]
             sites = np.ravel_multi_index(tuple(np.ix_(*axes)), config.particle_shape)
             parts.append(make_rows(sites.ravel(), local.reshape(-1, 3), np.asarray(u.data).reshape(-1, 3)))
-    return np.concatenate(parts), float(at)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts), float(at)
 
 
 def make_rows(sites: np.ndarray, x: np.ndarray, u: np.ndarray) -> Rows:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from jax import Array
 from jaxtyping import Float
 
 from pmwd_dist._checks import check_ascending, check_callable, check_choice
@@ -68,7 +67,7 @@ def mass_function(halos: HaloCatalogue, edges: Any = None, *, definition: str = 
 
 
 def tinker_mass_function(
-    mass: Any, power: Callable[[Array], Array], cosmo: Cosmology | GrowthTable, a: float
+    mass: Any, power: Callable[[Any], Any], cosmo: Cosmology | GrowthTable, a: float
 ) -> Float[np.ndarray, " masses"]:
     """Mass function dn/dlnM of Tinker et al. (2008) for "200m", in a universe of linear power P(k) [(h/Mpc)^3].
 
@@ -100,7 +99,7 @@ def tinker_mass_function(
     return (-f * rho / values * slope).reshape(np.shape(mass))
 
 
-def _sigma(mass: np.ndarray, rho: float, power: Callable[[Array], Array]) -> tuple[np.ndarray, np.ndarray]:
+def _sigma(mass: np.ndarray, rho: float, power: Callable[[Any], Any]) -> tuple[np.ndarray, np.ndarray]:
     """Standard deviation of the density in spheres of each mass, and dln sigma/dlnM."""
     from scipy.interpolate import CubicSpline
 

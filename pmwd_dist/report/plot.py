@@ -5,6 +5,7 @@ Matplotlib is imported when the first figure is drawn, and no window is opened.
 
 from pmwd_dist.report.chains import corner, mixing, traces
 from pmwd_dist.report.fields import convergence, density, planes
+from pmwd_dist.report.mass_function import mass_function
 from pmwd_dist.report.spectra import angular_power, bands, bispectrum, cross, multipoles, pdf, power
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "corner",
     "cross",
     "density",
+    "mass_function",
     "mixing",
     "multipoles",
     "pdf",

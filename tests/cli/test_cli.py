@@ -68,7 +68,7 @@ def fails(result: tuple[int, str, str], *words: str, lines: int = 2) -> None:
 def test_no_verb_prints_the_verbs(cli: Cli):
     code, out, _ = cli()
     assert code == 0
-    for verb in ("run", "resume", "check", "template", "doctor", "power", "report"):
+    for verb in ("run", "resume", "check", "template", "doctor", "power", "halos", "report"):
         assert verb in out
 
 
@@ -222,6 +222,24 @@ def test_power_says_what_is_wrong_in_its_own_words(cli: Cli, tmp_path: Path):
     with h5py.File(path, "a") as file:
         file["ParticleMesh"].attrs["MeshShape"] = [1, 8, 16]
     fails(cli("power", path), "its mesh of (1, 8, 16): must be a whole number, 2 or more")
+
+
+def test_halos_of_a_snapshot(cli: Cli, tmp_path: Path):
+    points, sides = problems.friends_on_borders()
+    config = pmd.Config(tuple(sides), (8, 8, 4), decomposition=(1, 1))
+    disp = points.reshape(8, 8, 4, 3) - problems.lattice((8, 8, 4), sides)
+    particles, cosmo = pmd.Particles(disp, disp / 100), problems.cosmology()
+    path = pmd.save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, 0.5, format="swift")
+    code, out, err = cli("halos", path, "--linking-length", 0.26)
+    assert (code, err, out.splitlines()[0]) == (0, "", "5 halos")
+    expected = pmd.observe.friends_of_friends(particles, cosmo, config, linking_length=0.26, a=0.5)
+    expected = pmd.observe.overdensity_masses(expected, particles, cosmo, config)
+    with h5py.File(tmp_path / "s_halos.hdf5") as file:
+        assert set(file) == set(expected.columns)
+        for name, values in expected.columns.items():
+            np.testing.assert_allclose(file[name], values, rtol=2e-5, atol=1e-3 * (name[5:] in {"x", "y", "z"}))
+    assert (tmp_path / "s_halos.csv").read_text().startswith("# M200m of halos, z = 1")
+    fails(cli("halos", path, "--linking-length", 3), "--linking-length=3.0 must be a finite number from 0.05 to 1")
 
 
 def test_power_of_a_hydrodynamic_run_in_several_files(cli: Cli, tmp_path: Path):

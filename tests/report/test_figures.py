@@ -234,6 +234,7 @@ def test_tables_and_maps_of_observables_are_drawn_from_their_files(tmp_path: Pat
             | dict.fromkeys(("B", "error of B", "tree level", "triangles"), k - k[1] / 2),
             {"k1": "h/Mpc"},
         ),
+        "halos": Table("halos", dict.fromkeys(("mass", "dn/dlnM", "error", "halos", "Tinker 2008"), 1 + k), {}),
         "pdf": Table("density", {"density": k, "probability density": k, "cells": 10 * k}, {}),
     }
     for name, table in contents.items():

@@ -36,11 +36,12 @@ ALL = (
     "observe.bispectrum={shells=2}",
     "observe.cross={}",
     "observe.pdf={bins=4, low=0.1}",
+    "observe.halos={linking_length=0.4, min_particles=3}",
     "observe.light_cone={edges=[0, 64, 200], sources=0.06, pixels=8, rays=4, field=4.0, observer=[0, 0, 5]}",
 )
 MASK = (np.random.default_rng(0).random((8, 8, 8)) > 0.3).astype(np.float32)
 pytestmark = pytest.mark.usefixtures("no_figures")
-TABLES = ("multipoles", "galaxies", "bispectrum", "cross", "pdf")
+TABLES = ("multipoles", "galaxies", "bispectrum", "cross", "pdf", "halos")
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,13 @@ def contents(folder: Path) -> dict[str, Any]:
 def test_files_are_complete_and_named(whole: SimulationJob):
     names = {path.name for path in whole.folder.iterdir()}
     expected = {f"{name}_z0.000.{kind}" for name in TABLES for kind in ("csv", "png")}
-    expected |= {"counts_z0.000.hdf5", "light_cone.hdf5", "convergence_power.csv", "convergence.png"}
+    expected |= {
+        "halos_z0.000.hdf5",
+        "counts_z0.000.hdf5",
+        "light_cone.hdf5",
+        "convergence_power.csv",
+        "convergence.png",
+    }
     assert expected <= names
     assert expected <= set(manifest.files(whole.folder))
 
@@ -177,6 +184,19 @@ def test_the_catalogue_of_galaxies(whole: SimulationJob):
         assert file.attrs["line_of_sight"] == "z"
 
 
+def test_halos(whole: SimulationJob):
+    table = read_table(whole.folder / "halos_z0.000.csv")
+    with h5py.File(whole.folder / "halos_z0.000.hdf5") as file:
+        number, mass = file["halo_particles"][:], file["halo_m200m"][:]
+        assert file["halo_m200m"].attrs["unit"] == "Msun/h"
+        assert file["halo_mfof"][0] == pytest.approx(number[0] * file.attrs["particle_mass [Msun/h]"])
+    assert table["halos"].sum() == (mass > 0).sum()
+    assert number.min() >= 3
+    simulation = whole.simulation
+    fit = pmd.observe.tinker_mass_function(table["mass"], simulation.linear_power, simulation.cosmo, 1.0)
+    np.testing.assert_allclose(table["Tinker 2008"], fit, rtol=1e-6)
+
+
 def test_counts_have_the_power_of_the_table(tmp_path: Path):
     """Or are refused, and the smoothing of the message mends it."""
     galaxies = "observe.galaxies={b1=0.5, number_density=1e-4, redshift_space=false}"
@@ -222,6 +242,7 @@ def test_counts_have_the_power_of_the_table(tmp_path: Path):
         ("observe.bispectrum.k_max=0.6", r"bispectrum.k_max = 0.6: must be 0.1388 to 0.5236 h/Mpc, .* 2/3 of the Nyq"),
         ("observe.bispectrum.shells=0", "bispectrum.shells = 0: must be 1 or more"),
         ("observe.bispectrum.triangles=right", "bispectrum.triangles = .right.: must be"),
+        ("observe.halos.linking_length=2.0", "halos.linking_length = 2.0: must be 1 or less"),
         ("observe.pdf.high=1e-3", "must be greater than observe.pdf.low = 0.01"),
         ("observe.lightcone={}", r"unknown section; did you mean \[observe.light_cone\]"),
         ("observe.light_cone=1", "observe.light_cone = 1: must be a section"),

@@ -14,6 +14,7 @@ from pmwd_dist.run.outputs.bispectrum import Bispectrum
 from pmwd_dist.run.outputs.catalogue import GalaxyCatalogue
 from pmwd_dist.run.outputs.cross import Cross
 from pmwd_dist.run.outputs.galaxies import Counts, Galaxies
+from pmwd_dist.run.outputs.halos import Halos
 from pmwd_dist.run.outputs.light_cone import LightCone
 from pmwd_dist.run.outputs.multipoles import Multipoles
 from pmwd_dist.run.outputs.pdf import PDF
@@ -33,6 +34,7 @@ class Observe(BaseModel):
     bispectrum: Bispectrum | None = None
     cross: Cross | None = None
     pdf: PDF | None = None
+    halos: Halos | None = None
     light_cone: LightCone | None = None
 
     @property

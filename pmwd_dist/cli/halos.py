@@ -1,0 +1,82 @@
+"""Halos of a snapshot, ours or of another code."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY
+from pmwd_dist.io.snapshot.header import SnapshotHeader, read_header, snapshot_files, units_note
+from pmwd_dist.io.snapshot.particles import ORDER, POSITIONS, VELOCITIES, check_arrays, chunks
+from pmwd_dist.observe.halo_masses import with_masses
+from pmwd_dist.observe.halos import PARTICLE_MASS, Rows, catalogue_of, find_groups, make_rows
+from pmwd_dist.parallel import distributed
+from pmwd_dist.parallel.decomposition import default_decomposition
+from pmwd_dist.parallel.exchange import Places
+from pmwd_dist.report.tables import write_table
+from pmwd_dist.run.outputs.halos import halo_table
+
+_DARK = 1  # type of the particles
+
+
+def measure_halos(path: Path, output: Path | None, length_unit: str | None, **options: Any) -> list[str]:
+    """Find halos of the dark matter in a snapshot, and write their catalogue and mass function (M200m). Collective.
+
+    Masses of spheres are those of a flat LCDM universe.
+
+    Args:
+      path: snapshot.
+      output: catalogue; default: beside the snapshot. The mass function is a CSV file beside it.
+      length_unit: unit of length; default: the unit of the file.
+      options: options of `find_groups`.
+
+    Returns:
+      Lines about the halos and the files.
+
+    Raises:
+      ValueError: not a snapshot, a damaged one, or one without dark matter.
+      OSError: a file can't be read or written.
+    """
+    files = snapshot_files(path)
+    header = read_header(files, length_unit)
+    count, volume = (*header.counts, 0, 0)[_DARK], math.prod(header.box_size)
+    if not count:
+        raise ValueError(f"{files[0]}: has no particles of type {_DARK}, dark matter")
+    check_arrays(files, header, _DARK, (POSITIONS, VELOCITIES))
+    devices = jax.device_count()
+    places = Places(default_decomposition(((devices, devices, 1),), devices), header.box_size)
+    rows = _rows(files, header)
+    mass = header.masses[_DARK] or header.Omega_m * CRITICAL_DENSITY * volume / count
+    about = {"a": header.a, "z": 1 / header.a - 1, "box_size [Mpc/h]": header.box_size, PARTICLE_MASS: 1e10 * mass}
+    try:
+        groups = find_groups(rows, places, count, **options)
+    except ArgumentError as error:
+        option = f"--{error.argument.replace('_', '-')}"
+        raise ArgumentError(option, error.value, error.constraint, error.remedy) from error
+    halos = catalogue_of(groups, places, about | {"linking_length": options["linking_length"]})
+    matter = mass * count / volume / CRITICAL_DENSITY
+    Omega_m = matter if math.isnan(header.Omega_m) else header.Omega_m
+    E = math.sqrt(Omega_m * header.a**-3 + 1 - Omega_m)
+    halos = with_masses(halos, rows, places, matter, E)
+    output = path.with_name(f"{path.stem}_halos.hdf5") if output is None else output
+    halos.save(output)
+    if distributed.is_main():
+        write_table(output.with_suffix(".csv"), halo_table(halos, "200m", f"z = {about['z']:.4g}"))
+    note = units_note(header, files[0], "--length-unit")
+    return [*([note] if note else []), f"{len(halos)} halos", f"wrote {output}", f"wrote {output.with_suffix('.csv')}"]
+
+
+def _rows(files: list[Path], header: SnapshotHeader) -> Rows:
+    """The part of the particles that this process finds groups of."""
+    parts = [make_rows(np.zeros(0, np.int64), np.zeros((0, 3)), np.zeros((0, 3)))]
+    sides = np.asarray(header.box_size)
+    for i, (sites, x, u) in enumerate(chunks(files, header, _DARK, (ORDER, POSITIONS, VELOCITIES))):
+        if i % jax.process_count() == jax.process_index():
+            inside = np.mod(x, sides)
+            parts.append(make_rows(sites, np.where(inside >= sides, 0, inside), u))
+    return np.concatenate(parts)

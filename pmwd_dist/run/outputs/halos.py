@@ -1,0 +1,106 @@
+"""Halos at each output: their catalogue and their mass function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import numpy as np
+
+from pmwd_dist.config import Config
+from pmwd_dist.observe.halo_masses import overdensity_masses
+from pmwd_dist.observe.halos import HaloCatalogue, friends_of_friends
+from pmwd_dist.observe.mass_function import mass_function, tinker_mass_function
+from pmwd_dist.report import plot
+from pmwd_dist.report.page import Caption
+from pmwd_dist.report.tables import Table
+from pmwd_dist.run.outputs.base import Drawing, TableOutput, View
+from pmwd_dist.run.settings.section import about
+from pmwd_dist.run.settings.setup import SimulationSetup
+from pmwd_dist.run.settings.simulation_sections import Box
+
+_HALO, _PARTICLE = 160, 200  # bytes of a halo in its file, and of a particle while halos are found
+_FIT = "Tinker 2008"
+
+
+class Halos(TableOutput):
+    """Halos by friends of friends, at each output: a catalogue with masses, and the mass function."""
+
+    name = "halos"
+    rank = 1
+    stage = "halos"
+    remedy = "leave observe.halos out, or use GPUs"
+    caption = Caption(
+        "Mass function of halos",
+        "Number of halos per volume and ln M, with Poisson errors, and for M200m the fit of Tinker et al. 2008.",
+        "agreement within some 10 %. Halos of few particles, and those smaller than some cells of the force mesh, have "
+        "too low masses or are missing.",
+    )
+
+    linking_length: float = about("linking length over the mean distance of particles", 0.2, ge=0.05, le=1)
+    min_particles: int = about("least number of particles of a halo", 20, ge=1)
+    mass: Literal["200m", "200c", "vir", "fof"] = about(
+        "mass of the mass function: within 200 times the mean (200m) or the critical density (200c), of Bryan & Norman "
+        "(vir), or of all particles that are linked (fof)",
+        "200m",
+    )
+
+    def problems(self, box: Box) -> Iterator[str]:
+        """A box of few particles along a side."""
+        volume, least = math.prod(box.size) / math.prod(box.particles or box.mesh), min(box.size) / 2
+        if self.linking_length * volume ** (1 / 3) >= least:
+            limit = f"must be less than half of the box, {least / volume ** (1 / 3):.3g}"
+            yield f"observe.halos.linking_length = {self.linking_length}: {limit}; use more box.particles"
+
+    def names(self, z: float) -> list[str]:
+        """Names of table, figure and catalogue."""
+        return [*super().names(z), self.file(z, "hdf5")]
+
+    def disk(self, simulation: SimulationSetup, count: int) -> int:
+        """Size of the catalogues of halos of as few particles as may be."""
+        return count * _HALO * math.prod(simulation.config.particle_shape) // self.min_particles
+
+    def memory(self, config: Config) -> int:
+        """Memory of the particles on CPUs; beside GPUs it is another memory."""
+        if config.decomposition.platform != "cpu":
+            return 0
+        return _PARTICLE * math.prod(config.particle_shape) // config.decomposition.size
+
+    def measure(self, view: View) -> Any:
+        """Catalogue and mass function."""
+        simulation, config = view.simulation, view.config
+        options: Any = {"linking_length": self.linking_length, "min_particles": self.min_particles, "a": view.a}
+        halos = friends_of_friends(view.particles, simulation.cosmo, config, **options)
+        halos = overdensity_masses(halos, view.particles, simulation.cosmo, config)
+        table = halo_table(halos, self.mass, view.title)
+        if self.mass == "200m":
+            power, cosmo = simulation.linear_power, simulation.cosmo
+            table.columns[_FIT] = tinker_mass_function(table["mass"], power, cosmo, view.a)
+            table.units[_FIT] = table.units["dn/dlnM"]
+        return halos, table
+
+    def write(self, folder: Path, z: float, values: Any) -> None:
+        """Write catalogue and table."""
+        halos, table = values
+        halos.write(folder / self.file(z, "hdf5"))
+        super().write(folder, z, table)
+
+    @classmethod
+    def plot(cls, table: Table) -> Drawing:
+        """The mass function."""
+        columns = (table[name] for name in ("mass", "dn/dlnM", "error", "halos"))
+        found = SimpleNamespace(**dict(zip(("mass", "density", "error", "number"), columns, strict=True)))
+        return partial(plot.mass_function, found, table.columns.get(_FIT))
+
+
+def halo_table(halos: HaloCatalogue, definition: str, title: str) -> Table:
+    """Table of the mass function."""
+    found = mass_function(halos, definition=definition)
+    per_volume = "(h/Mpc)^3"
+    units = {"mass": "Msun/h", "dn/dlnM": per_volume, "error": per_volume}
+    columns = dict(zip((*units, "halos"), map(np.asarray, found), strict=True))
+    return Table(f"M{definition} of halos, {title}", columns, units)
