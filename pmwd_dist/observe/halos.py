@@ -61,6 +61,21 @@ class HaloCatalogue(Catalogue):
         """Mean peculiar velocities, shape (halos, 3) [km/s]."""
         return self.vectors("halo_v{}")
 
+    def for_halotools(self) -> dict[str, Any]:
+        """Keyword arguments of `halotools.sim_manager.UserSuppliedHaloCatalog`: the halos with a virial mass, at cores.
+
+        Raises:
+          ValueError: the halos have no virial masses.
+        """
+        if "halo_mvir" not in self.columns:
+            raise ArgumentError("halos", self, "have no virial masses", "call overdensity_masses", show_value=False)
+        some = self.columns["halo_mvir"] > 0
+        columns = {name: values[some] for name, values in self.columns.items()}
+        columns |= {f"halo_{axis}": columns[f"halo_core_{axis}"] for axis in "xyz"}
+        columns["halo_upid"] = np.full(some.sum(), -1)  # none is a subhalo
+        about = {"redshift": self.about["z"], "particle_mass": self.about[PARTICLE_MASS]}
+        return columns | about | {"Lbox": list(self.about["box_size [Mpc/h]"])}
+
     def vectors(self, name: str) -> np.ndarray:
         """Three columns, whose names have an axis in the place of {}, as rows."""
         return np.stack([self.columns[name.format(axis)] for axis in "xyz"], axis=-1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import h5py
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -185,3 +187,23 @@ def test_the_mass_function_of_tinker() -> None:
         np.testing.assert_allclose(found, values, rtol=1e-3 if a == 1 else 1e-2)
     with pytest.raises(ValueError, match="mass must be positive masses"):
         pmd.observe.tinker_mass_function([1e12, -1], power, cosmo, 1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_yt_and_halotools_read_catalogues(clustered: pmd.Particles, tmp_path: Path) -> None:
+    config, cosmo = configure(pmd.Decomposition((1, 1))), problems.cosmology()
+    halos = pmd.observe.overdensity_masses(halos_of(clustered, config), clustered, cosmo, config)
+    halos.save(tmp_path / "halos.hdf5")
+    with h5py.File(tmp_path / "halos.hdf5") as file:
+        data = {f"particle_position_{x}": file[f"halo_{x}"][()] for x in "xyz"}
+        data["particle_mass"] = file["halo_mfof"][()], "Msun"
+    yt = pytest.importorskip("yt")
+    found = yt.load_particles(data, length_unit="Mpc", bbox=[[0, 16]] * 3).all_data()
+    np.testing.assert_allclose(found["all", "particle_position"].to("Mpc"), halos.position, rtol=1e-6)
+    np.testing.assert_allclose(found["all", "particle_mass"].to("Msun"), halos.mass, rtol=1e-5)
+    manager = pytest.importorskip("halotools.sim_manager")
+    table = manager.UserSuppliedHaloCatalog(**halos.for_halotools()).halo_table
+    some = halos.columns["halo_mvir"] > 0
+    assert 0 < len(table) == some.sum()
+    np.testing.assert_array_equal(table["halo_x"], halos.core[some, 0])
