@@ -79,11 +79,17 @@ def light_cone_in_step(before: Array, after: Array, table: GrowthTable) -> Light
     a = jnp.stack([before, after])
     ends = jax.lax.optimization_barrier(comoving_distance(a, table))
     D = table.D1(a)
+    return LightCone(
+        ends, series_in_step(partial(comoving_distance, cosmo=table), D, table), (D[1] - D[0]) / table.momentum(a)
+    )
+
+
+def series_in_step(function: Callable[[Array], Array], D: Array, table: GrowthTable) -> Array:
+    """Chebyshev coefficients in 2 s - 1 of a function of the scale factor, between two growth factors; lowest first."""
     t = np.cos(np.pi * (np.arange(_NODES) + 0.5) / _NODES)
     inside = table.scale_factor(D[0] + (D[1] - D[0]) * jnp.asarray((t + 1) / 2, D.dtype))
     fit = jnp.asarray(np.linalg.inv(np.polynomial.chebyshev.chebvander(t, _NODES - 1)), D.dtype)
-    distance = jnp.matmul(fit, comoving_distance(inside, table), precision="highest")
-    return LightCone(ends, distance, (D[1] - D[0]) / table.momentum(a))
+    return jnp.matmul(fit, function(inside), precision="highest")
 
 
 def path(before: Epoch, after: Epoch, light: LightCone) -> Path:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -101,15 +101,33 @@ class SphericalLightCone(shells.ShellLightCone):
         return mass / jnp.asarray(mean, mass.dtype)[:, None] - 1
 
 
-def _range_of_images(cone: SphericalLightCone) -> tuple[list[int], list[int]]:
+class Blocks(NamedTuple):
+    """The local lattice in blocks, for a step.
+
+    Args:
+      path: displacements during the step, with a leading axis of blocks.
+      first: first site of each block in the whole lattice, shape (blocks, 3).
+      spacing: spacing of the sites [Mpc/h].
+      wanted: whether light may pass a block in an image of the box, shape (blocks, images).
+      lost: whether displacements are so large that the images may miss some particles.
+    """
+
+    path: Path
+    first: Array
+    spacing: Array
+    wanted: Array
+    lost: Array
+
+
+def _range_of_images(cone: Any) -> tuple[list[int], list[int]]:
     """First and last repetition of the box along each axis with particles that may be in a shell."""
     reach = cone.edges[-1] + shells.MARGIN
     pairs = list(zip(cone.observer, cone.config.box_size, strict=True))
     return [math.floor((o - reach) / L) for o, L in pairs], [math.floor((o + reach) / L) for o, L in pairs]
 
 
-def _images(cone: SphericalLightCone) -> np.ndarray:
-    """Corners, relative to the observer, of all boxes with particles that may be in a shell."""
+def images_of(cone: Any) -> np.ndarray:
+    """Corners, relative to the observer, of all boxes with particles that may be in a shell, of a cone with edges."""
     ranges = [range(a, b + 1) for a, b in zip(*_range_of_images(cone), strict=True)]
     box, margin = np.asarray(cone.config.box_size), math.sqrt(3) * shells.MARGIN
     low = np.array(list(itertools.product(*ranges))) * box - np.asarray(cone.observer)
@@ -123,10 +141,9 @@ def _distances_of_boxes(low: Any, high: Any, xp: Any) -> tuple[Any, Any]:
     return xp.sqrt((nearest**2).sum(-1)), xp.sqrt((xp.maximum(abs(low), abs(high)) ** 2).sum(-1))
 
 
-def _maps(path: Path, light: LightCone, *, cone: SphericalLightCone) -> Array:
-    """The local part of the maps."""
+def blocks_of(path: Path, light: LightCone, images: Array, cone: Any) -> Blocks:
+    """The local lattice in blocks, with their images between the edges of a cone that light passes in a step."""
     config, dtype = cone.config, path.start.dtype
-    names, devices = config.decomposition.names, config.decomposition.size
     shape: Any = path.start.shape[:3]
     parts: Any = tuple(max(p for p in range(1, _BLOCKS + 1) if n % p == 0) for n in shape)
     spacing = jnp.asarray([L / n for L, n in zip(config.box_size, config.particle_shape, strict=True)], dtype)
@@ -136,7 +153,6 @@ def _maps(path: Path, light: LightCone, *, cone: SphericalLightCone) -> Array:
     corner = sites.astype(dtype) * spacing[None]
     blocks = Path(*(split(x, parts) for x in path))
     reach = jnp.max(jnp.stack([jax.vmap(max_abs)(x) for x in blocks]), axis=0)
-    images = jnp.asarray(_images(cone), dtype)
 
     low = corner[:, None] + images[None] - reach[:, None, None]
     block = jnp.asarray(blocks.start.shape[1:4], dtype) * spacing
@@ -144,6 +160,33 @@ def _maps(path: Path, light: LightCone, *, cone: SphericalLightCone) -> Array:
     inner, outer = jnp.maximum(light.ends[1], cone.edges[0]), jnp.minimum(light.ends[0], cone.edges[-1])
     # The comparison is true for NaN: particles that are not finite must show in the maps.
     wanted = batch_any(~((nearest > outer) | (farthest < inner) | (inner > outer)))
+    farthest_moved = jnp.max(jnp.stack([max_displacement_block(x, config) for x in path])) * min(config.cell_size)
+    return Blocks(blocks, sites, spacing, wanted, farthest_moved > shells.MARGIN)
+
+
+def passing(path: Path, corner: Array, light: LightCone, spacing: Array) -> tuple[Array, Array, Array]:
+    """Sites of a block with a corner relative to the observer, whether light passes their particles, and when.
+
+    The last are fractions of the step, see `crossing`.
+    """
+    dtype = path.start.dtype
+    axes = [jnp.arange(n).astype(dtype) * spacing[i] for i, n in enumerate(path.start.shape[:3])]
+    sites = jnp.stack(jnp.meshgrid(*axes, indexing="ij"), -1) + corner[None, None, None]
+    sites = jax.lax.stop_gradient(sites)
+
+    # Both ends by the same instructions: the end of a step has the bits of the next one's start.
+    ends = sites[None] + jax.lax.stop_gradient(jnp.stack([path.start, path.end]))
+    ends = barrier(jnp.sqrt(jnp.sum(ends**2, axis=-1)))
+    passed, guess = crosses(ends[0], ends[1], light)
+    return sites, passed, crossing(distance_at, (sites, path, passed.astype(dtype)), passed, guess, light)
+
+
+def _maps(path: Path, light: LightCone, *, cone: SphericalLightCone) -> Array:
+    """The local part of the maps."""
+    dtype, names, devices = path.start.dtype, cone.config.decomposition.names, cone.config.decomposition.size
+    images = jnp.asarray(images_of(cone), dtype)
+    blocks, first, spacing, wanted, lost = blocks_of(path, light, images, cone)
+    corner = first.astype(dtype) * spacing[None]
 
     count, share = len(cone.edges) - 1, pixel_count(cone.nside) // devices
     passes = _passes(cone, path.start.size)
@@ -157,9 +200,8 @@ def _maps(path: Path, light: LightCone, *, cone: SphericalLightCone) -> Array:
         return jax.lax.psum_scatter(maps, names, scatter_dimension=1) if names else maps[:, 0]
 
     maps = one(jnp.asarray(0)) if passes == 1 else jnp.moveaxis(jax.lax.map(one, jnp.arange(passes)), 0, 1)
-    farthest_moved = jnp.max(jnp.stack([max_displacement_block(x, config) for x in path])) * min(config.cell_size)
     # Mass of boxes beyond the images would be lost.
-    return jnp.where(farthest_moved > shells.MARGIN, jnp.nan, maps.reshape(count, share))
+    return jnp.where(lost, jnp.nan, maps.reshape(count, share))
 
 
 def _passes(cone: SphericalLightCone, values: int) -> int:
@@ -181,18 +223,9 @@ def _piece(
     """Indices in the maps and masses, for one pass, of the particles of a block that the light cone passes."""
     (path, corner), (light, turn, spacing) = block, shared
     dtype = path.start.dtype
-    axes = [jnp.arange(n).astype(dtype) * spacing[i] for i, n in enumerate(path.start.shape[:3])]
-    sites = jnp.stack(jnp.meshgrid(*axes, indexing="ij"), -1) + (corner + image)[None, None, None]
-    sites = jax.lax.stop_gradient(sites)
-
-    # Both ends by the same instructions: the end of a step has the bits of the next one's start.
-    ends = sites[None] + jax.lax.stop_gradient(jnp.stack([path.start, path.end]))
-    ends = barrier(jnp.sqrt(jnp.sum(ends**2, axis=-1)))
-    passed, guess = crosses(ends[0], ends[1], light)
-
+    sites, passed, s = passing(path, corner + image, light, spacing)
     where = sites, path, passed.astype(dtype)
-    s = crossing(_distance, where, passed, guess, light)
-    index, total_share = cone.shells.index_and_share(_distance(where, s))
+    index, total_share = cone.shells.index_and_share(distance_at(where, s))
     seen = (passed & (total_share > 0))[..., None]
     direction = jnp.where(seen, sites + path.at(s[..., None]), 1)
     if cone.assignment == "nearest":
@@ -212,7 +245,7 @@ def _piece(
     return jnp.concatenate(indices, -1), jnp.concatenate(masses, -1)
 
 
-def _distance(where: tuple[Array, Path, Array], s: Array) -> Array:
+def distance_at(where: tuple[Array, Path, Array], s: Array) -> Array:
     """Distance of particles at a fraction of a step [Mpc/h]; 1 for particles that are not passed, for derivatives."""
     sites, path, passed = where
     squared = jnp.sum((sites + path.at(s[..., None])) ** 2, axis=-1)
