@@ -20,6 +20,7 @@ from pmwd_dist.observe.counts import expected_counts as expected_counts
 from pmwd_dist.observe.counts import weighted_overdensity as weighted_overdensity
 from pmwd_dist.observe.filters import smoothed as smoothed
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone as FlatSkyLightCone
+from pmwd_dist.observe.galaxy_cone import galaxy_light_cone as galaxy_light_cone
 from pmwd_dist.observe.halo_masses import overdensity_masses as overdensity_masses
 from pmwd_dist.observe.halos import HaloCatalogue as HaloCatalogue
 from pmwd_dist.observe.halos import friends_of_friends as friends_of_friends
@@ -42,5 +43,7 @@ from pmwd_dist.observe.power import power_spectrum as power_spectrum
 from pmwd_dist.observe.power import shot_noise as shot_noise
 from pmwd_dist.observe.redshift_space import redshift_space as redshift_space
 from pmwd_dist.observe.sphere import SphericalLightCone as SphericalLightCone
+from pmwd_dist.observe.survey import Survey as Survey
+from pmwd_dist.observe.survey import random_catalogue as random_catalogue
 
 __dir__, __all__ = _lazy_names(__name__)[1:]

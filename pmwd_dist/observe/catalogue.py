@@ -124,7 +124,7 @@ def galaxy_catalogue(
     moved = redshift_space(particles, cosmo, config, line_of_sight=line_of_sight, a=at)
     dtype = particles.disp.dtype
     weights = jnp.ones((), dtype) if weights is None else inputs.lattice_field(weights, config, "weights")
-    _check_negative(weights)
+    check_negative(weights)
     mean = jnp.asarray(number_density * math.prod(config.box_size) / math.prod(config.particle_shape), dtype)
     counts = _numbers(key, weights, mean, config)
     values = {
@@ -133,20 +133,21 @@ def galaxy_catalogue(
         "RedshiftSpacePosition": moved.positions(config),
     }
     units = {name: "km/s" if name == "Velocity" else "Mpc/h" for name in values}
-    about = {"number_density [(h/Mpc)^3]": float(number_density), "line_of_sight": str(line_of_sight)}
-    return Catalogue(_rows(counts, values, config), units, about | facts(cosmo, config, at))
+    about = {"a": at, "z": 1 / at - 1, "number_density [(h/Mpc)^3]": float(number_density)}
+    about |= {"line_of_sight": str(line_of_sight)} | about_simulation(cosmo, config)
+    return Catalogue(_rows(counts, values, config), units, about)
 
 
-def facts(cosmo: Cosmology | GrowthTable, config: Config, a: float) -> dict[str, Any]:
-    """Facts about a catalogue of a simulation at a scale factor."""
+def about_simulation(cosmo: Cosmology | GrowthTable, config: Config) -> dict[str, Any]:
+    """Facts about a simulation, for the attributes of a file."""
     own = {field.name: getattr(config, field.name) for field in fields(config) if field.name != "decomposition"}
-    values = vars(growth_table_to(config.lpt_order, cosmo).cosmo)
-    cosmology = {name: None if x is None else np.asarray(x).tolist() for name, x in values.items()}
-    about = {"a": a, "z": 1 / a - 1, "box_size [Mpc/h]": config.box_size}
-    return about | {"config": json.dumps(own, default=str), "cosmology": json.dumps(cosmology)}
+    values_of = vars(growth_table_to(config.lpt_order, cosmo).cosmo)
+    cosmology = {name: None if x is None else np.asarray(x).tolist() for name, x in values_of.items()}
+    about = {"config": json.dumps(own, default=str), "cosmology": json.dumps(cosmology)}
+    return {"box_size [Mpc/h]": config.box_size} | about
 
 
-def _check_negative(weights: Array) -> None:
+def check_negative(weights: Array) -> None:
     """Warn of negative weights, or raise ArgumentError."""
     particles, galaxies = map(float, negative_shares(weights))
     if not (math.isfinite(galaxies) and math.isfinite(total := float(jnp.sum(weights))) and total > 0):

@@ -16,7 +16,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, parameters_of
 from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY, Cosmology
-from pmwd_dist.observe.catalogue import Catalogue, facts
+from pmwd_dist.observe.catalogue import Catalogue, about_simulation
 from pmwd_dist.ops.friends import components, group_labels
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.exchange import Places, send_rows
@@ -125,7 +125,8 @@ def friends_of_friends(
     count = math.prod(config.particle_shape)
     found = find_groups(rows, places, count, linking_length=linking_length, min_particles=min_particles)
     mass = 1e10 * CRITICAL_DENSITY * float(parameters_of(cosmo).Omega_cb) * math.prod(config.box_size) / count
-    about = {PARTICLE_MASS: mass, "linking_length": float(linking_length)} | facts(cosmo, config, at)
+    about = {PARTICLE_MASS: mass, "linking_length": float(linking_length), "a": at, "z": 1 / at - 1}
+    about |= about_simulation(cosmo, config)
     return catalogue_of(found, places, about)
 
 

@@ -115,3 +115,12 @@ def _opposite(pixels: Array, nside: int) -> Array:
 def rings_of(nside: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """First pixel of each ring, number of pixels, whether they begin half a pixel from phi = 0, and theta."""
     return _ring(nside, np.arange(1, 4 * nside), float, np)
+
+
+def pixel_centres(nside: int) -> np.ndarray:
+    """Unit vectors to the centres of all pixels, shape (pixels, 3)."""
+    first, count, shift, theta = rings_of(nside)
+    ring = np.repeat(np.arange(len(first)), count)
+    phi = (np.arange(pixel_count(nside)) - first[ring] + 0.5 * shift[ring]) * 2 * math.pi / count[ring]
+    across = np.sin(theta)[ring]
+    return np.stack([across * np.cos(phi), across * np.sin(phi), np.cos(theta)[ring]], -1)
