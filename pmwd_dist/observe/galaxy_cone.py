@@ -181,7 +181,7 @@ class Passage:
         check_survey(survey)
         check_key(key)
         self.survey, self.table, self.config, self.key = survey, table, config, key
-        self.rows = np.zeros((0, _COLUMNS))
+        self.rows, self.lost = np.zeros((0, _COLUMNS)), False
         low, high = check_range(survey, table, config)
         times = np.asarray(times, float)
         self.distances = distances_at(1 / times - 1, table)
@@ -223,30 +223,29 @@ class Passage:
         return bool(self.distances[done] >= near and self.distances[done + 1] <= far)
 
     def add(self, before: MidStep, after: MidStep, schedule: StepSchedule, done: int, config: Config) -> None:
-        """Add the galaxies of the step after a number of steps, from the states before and after it. Collective.
-
-        Raises:
-          SimulationError: displacements are too large for the repetitions of the box.
-        """
+        """Add the galaxies of the step after a number of steps, from the states before and after it. Collective."""
         if not self.sees(done):
             return
         while True:
             times = schedule.times[done], schedule.times[done + 1]
             rows, lost = _galaxies((before, after), times, schedule.table, self.weights, self.means, config, self.room)
             most, lost = (int(x) for x in np.asarray(lost))
-            if lost:
-                raise SimulationError("a displacement exceeds 100 Mpc/h, or is not finite; use a smaller sigma8")
+            self.lost |= bool(lost)
             if most <= self.room:
                 break
             self.room = 2 << math.ceil(math.log2(most))
         own = [np.asarray(shard.data, float) for shard in rows.addressable_shards if not shard.replica_id]
         found = distributed.all_rows(np.concatenate([x[x[:, 4] > 0] for x in own]))
         self.rows = np.concatenate([self.rows, found])
-        if self.rows[:, 4].sum() > _MOST_GALAXIES:
-            raise SimulationError(f"there are more than {_MOST_GALAXIES:g} galaxies; use a smaller number density")
 
     def catalogue(self) -> Catalogue:
-        """The catalogue of the galaxies so far, ordered by repetitions of the box and by lattice sites."""
+        """The catalogue of the galaxies so far, ordered by repetitions of the box and by lattice sites.
+
+        Raises:
+          SimulationError: displacements are too large for the repetitions of the box.
+        """
+        if self.lost:
+            raise SimulationError("a displacement exceeds 100 Mpc/h, or is not finite; use a smaller sigma8")
         config, survey, shape = self.config, self.survey, self.config.particle_shape
         rows = self.rows[np.lexsort(self.rows[:, 3::-1].T)]
         image, number = rows[:, [0, 4]].astype(np.int64).T

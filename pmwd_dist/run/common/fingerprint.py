@@ -42,7 +42,8 @@ def identity(job: Plan) -> Identity:
     Files are represented by digests of their content. Version and floating-point precision are keys, too.
     """
     found: Identity = {"version": versions()["pmwd-dist"], "precision": _precision()}
-    found |= {key: value for key, value in job.settings.values().items() if not may_change(key)}
+    fixed = {f"observe.{output.name}.{key}" for output in job.settings.observe.outputs for key in output.fixed}
+    found |= {key: value for key, value in job.settings.values().items() if key in fixed or not may_change(key)}
     box = job.settings.box
     found["box.particles"] = list(box.particles or box.mesh)
     if job.simulation.table is not None:
@@ -52,7 +53,7 @@ def identity(job: Plan) -> Identity:
     if (correction := job.simulation.potential_factor) is not None:
         found["force.correction"] = _digest(np.asarray(correction.spacing), np.asarray(correction.coefficients))
     # Arrays of files, except those of outputs, which may change.
-    return found | {path: _digest(file) for path, file in job.data.items() if not path.startswith("observe.")}
+    return found | {k: _digest(x) for k, x in job.data.items() if k in fixed or not k.startswith("observe.")}
 
 
 def _precision() -> str:

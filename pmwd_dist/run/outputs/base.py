@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from jax import Array
 
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table_to
+from pmwd_dist.observe.galaxy_cone import Passage
 from pmwd_dist.pm.modes import linear_modes
 from pmwd_dist.pm.noise import noise_of
 from pmwd_dist.pm.particles import Particles
@@ -73,10 +74,14 @@ class View:
         return growth_table_to(2, self.simulation.cosmo).linear(k, self.a)[0]
 
     def linear_modes(self) -> Array:
-        """The linear modes, made again from their seed: a run does not keep them."""
-        run = self.simulation
-        noise = noise_of(run.noise, run.config, run.kind)
-        return linear_modes(noise, run.cosmo, run.config, linear_power=run.power, f_nl=run.f_nl)
+        """The linear modes."""
+        return modes_of(self.simulation)
+
+
+def modes_of(run: SimulationSetup) -> Array:
+    """The linear modes of a simulation, made again from their seed: a run does not keep them."""
+    noise = noise_of(run.noise, run.config, run.kind)
+    return linear_modes(noise, run.cosmo, run.config, linear_power=run.power, f_nl=run.f_nl)
 
 
 class Output(Section):
@@ -112,13 +117,30 @@ class Output(Section):
         """Problems of this machine, such as a package that is not installed."""
         return []
 
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """Keys of a free section that may not change when a run is resumed."""
+        return ()
+
     def inputs(self) -> dict[str, str]:
-        """Files of arrays on the mesh, by key."""
+        """Files of arrays, by key."""
         return {}
 
-    def input_problems(self, arrays: Arrays, config: Config) -> list[str]:
-        """Problems of the arrays of `inputs`."""
+    def shapes(self, mesh: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """Shapes that these arrays may have: the one of the mesh; none for any."""
+        return (mesh,)
+
+    def input_problems(self, arrays: Arrays, simulation: SimulationSetup) -> list[str]:
+        """Problems of the arrays of `inputs`, and of keys with a simulation."""
         return []
+
+    def passage(self, simulation: SimulationSetup, times: Sequence[float], data: Arrays) -> Passage | None:
+        """Galaxies that light passes in a run with these ends of steps, none so far; None for other outputs.
+
+        Raises:
+          SimulationError: weights of the galaxies are negative.
+        """
+        return None
 
     def warnings(self, simulation: SimulationSetup) -> list[str]:
         """Warnings before the run."""
@@ -161,8 +183,8 @@ class Output(Section):
     def write_divided(self, folder: Path, view: View) -> None:
         """Write arrays that are divided over devices, without the density of the view. Collective."""
 
-    def write_last(self, folder: Path, simulation: SimulationSetup, shells: Array) -> None:
-        """Write the files at the end of a run, whose light cone has these shells. Collective."""
+    def write_last(self, folder: Path, simulation: SimulationSetup, shells: Any, passage: Passage | None) -> None:
+        """Write the files at the end of a run, whose light cone has these shells and galaxies. Collective."""
 
     @classmethod
     def draw(cls, path: Path) -> Drawing:

@@ -30,13 +30,17 @@ from pmwd_dist.report.tables import Table
 from pmwd_dist.run.outputs.base import Arrays, Axis, Drawing, Output, TableOutput, View, k_max_problems
 from pmwd_dist.run.outputs.fields import write_fields
 from pmwd_dist.run.outputs.multipoles import K_MAX, POLES, SHOT_NOISE, Multipoles, poles_table
-from pmwd_dist.run.settings.section import File, Pairs, about
+from pmwd_dist.run.settings.section import Distance, File, Pairs, Three, about
 from pmwd_dist.run.settings.setup import SimulationSetup
 from pmwd_dist.run.settings.simulation_sections import Box
 from pmwd_dist.run.settings.writing import toml_value
 
 _MASK = "observe.galaxies.mask"
 _BIAS: Any = {"ge": -LARGEST_BIAS, "le": LARGEST_BIAS}
+CONE = (
+    *("b1", "b2", "bs2", "bnabla2", "smoothing"),
+    *("light_cone", "n_z", "sky", "completeness", "redshift_error", "observer"),
+)
 
 
 def _selection(pairs: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
@@ -94,7 +98,29 @@ class Galaxies(TableOutput):
         "survey.h5:/mask",
     )
     catalogue: bool = about("write a catalogue of positions and velocities, before selection and mask", False)
+    light_cone: bool = about("write the galaxies that a survey with n_z sees on the light cone of the run", False)
+    n_z: Pairs | None = about(
+        "number density of the survey, [redshift, number], linear in between and 0 beyond [(h/Mpc)^3]",
+        None,
+        [[0.1, 1e-3], [0.4, 2e-4]],
+    )
+    sky: File | None = about(
+        "file with the share of the galaxies that the survey sees in each HEALPix pixel in RING order, .npy or "
+        '"file.h5:/dataset"; default: all',
+        None,
+        "survey.h5:/sky",
+    )
+    completeness: float = about("share of the galaxies that the survey sees", 1.0, gt=0, le=1)
+    redshift_error: float = about("standard deviation of errors of Z / (1 + Z)", 0.0, ge=0, le=1)
+    observer: Annotated[tuple[Distance, Distance, Distance], Three] | None = about(
+        "place of the observer in the box [Mpc/h]; default: the centre", None, [0.0, 0.0, 0.0]
+    )
     k_max: float | None = K_MAX
+
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """All keys of the galaxies on a light cone."""
+        return CONE if self.light_cone else ()
 
     def problems(self, box: Box) -> Iterator[str]:
         """Operators that diverge, a selection without counts, a largest wavenumber outside of the mesh's."""
@@ -107,18 +133,20 @@ class Galaxies(TableOutput):
             yield f"observe.galaxies.selection: is for counts, which need {needed}"
         if self.catalogue and self.number_density is None:
             yield "observe.galaxies.catalogue: needs observe.galaxies.number_density; for example 0.001"
+        if self.light_cone != (self.n_z is not None):
+            yield "observe.galaxies.n_z: is needed on a light cone, light_cone = true, and has no effect without it"
         yield from k_max_problems(self, self.k_max, box)
 
     def inputs(self) -> dict[str, str]:
         """The file of the mask."""
         return {} if self.mask is None else {_MASK: self.mask}
 
-    def input_problems(self, arrays: Arrays, config: Config) -> list[str]:
+    def input_problems(self, arrays: Arrays, simulation: SimulationSetup) -> list[str]:
         """A mask that holds no shares, or leaves nothing of the selection."""
         for values in arrays.values():
             if not (values.min() >= 0 and 0 < values.max() <= 1):
                 return [f"{_MASK} = {toml_value(self.mask)}: must hold shares from 0 to 1, and some above 0"]
-        shares = self.shares_seen(config, arrays)
+        shares = self.shares_seen(simulation.config, arrays)
         if shares is None or shares.max() > 0:
             return []
         return ["observe.galaxies.selection: nothing is left of it in the box, times the mask; change one"]
@@ -133,6 +161,13 @@ class Galaxies(TableOutput):
             "observe.galaxies: with one cell a particle the bias of large scales comes out some percent above 1 + b1; "
             "use box.mesh = 3/2 of box.particles; observe.galaxies.smoothing of a cell leaves a third of it"
         ]
+
+    def description(self, simulation: SimulationSetup) -> str:
+        """Name, and redshifts on the light cone."""
+        if self.n_z is None:
+            return self.name
+        low, high = self.n_z[0][0], self.n_z[-1][0]
+        return f"galaxies, also on the light cone from z = {low:g} to {high:g} through shifted repetitions of the box"
 
     def measure(self, view: View) -> Table:
         """Multipoles with their scatter and linear theory."""
@@ -177,9 +212,12 @@ class Galaxies(TableOutput):
 
     def weights(self, view: View) -> Array:
         """Weights of the particles as galaxies."""
-        simulation, bias = view.simulation, LagrangianBias(self.b1, self.b2, self.bs2, self.bnabla2)
-        options: Any = {"smoothing": self.smoothing, "a": view.a}
-        return bias_weights(view.linear_modes(), bias, simulation.cosmo, simulation.config, **options)
+        return self.weights_at(view.a, view.linear_modes(), view.simulation)
+
+    def weights_at(self, a: float, modes: Array, simulation: SimulationSetup) -> Array:
+        """Weights of the particles as galaxies at a scale factor."""
+        bias = LagrangianBias(self.b1, self.b2, self.bs2, self.bnabla2)
+        return bias_weights(modes, bias, simulation.cosmo, simulation.config, smoothing=self.smoothing, a=a)
 
     def shares_seen(self, config: Config, data: Arrays) -> np.ndarray | None:
         """Shares that the survey sees, selection times mask, to be broadcast to the mesh; None if it sees all."""

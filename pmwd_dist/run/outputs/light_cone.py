@@ -43,7 +43,7 @@ from pmwd_dist.report.page import Caption
 from pmwd_dist.report.tables import Table, read_table, write_table
 from pmwd_dist.run.outputs.base import Axis, Drawing, Figures, Output
 from pmwd_dist.run.outputs.fields import write_fields
-from pmwd_dist.run.settings.section import Listed, Three, about, one_or_several
+from pmwd_dist.run.settings.section import Distance, Listed, Three, about, one_or_several
 from pmwd_dist.run.settings.setup import SimulationSetup
 
 _MAPS, _POWER = "light_cone.hdf5", "convergence_power.csv"
@@ -57,7 +57,6 @@ def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
     return values
 
 
-_Distance = Annotated[float, Field(ge=0, le=1e6)]
 _Source = Annotated[float, Field(gt=0, le=1000)]
 
 
@@ -85,12 +84,12 @@ class LightCone(Output):
     sources: Annotated[tuple[_Source, ...], BeforeValidator(one_or_several)] = about(
         "redshifts of lensed sources; one or several", (1.0,), 1.0
     )
-    edges: Annotated[tuple[_Distance, ...], Listed, AfterValidator(_ascending)] | None = about(
+    edges: Annotated[tuple[Distance, ...], Listed, AfterValidator(_ascending)] | None = about(
         "comoving distances between which the shells lie [Mpc/h]; default: shells of half a box, out to the sources",
         None,
         [0.0, 500.0, 1000.0],
     )
-    observer: Annotated[tuple[_Distance, _Distance, _Distance], Three] | None = about(
+    observer: Annotated[tuple[Distance, Distance, Distance], Three] | None = about(
         "place of the observer in the box [Mpc/h]; default: the lower side along the line of sight, or the centre for "
         "a sphere",
         None,
@@ -177,7 +176,7 @@ class LightCone(Output):
         cone: Any = simulation.light_cone
         return 4 * shells_like(cone).size
 
-    def write_last(self, folder: Path, simulation: SimulationSetup, shells: Array) -> None:
+    def write_last(self, folder: Path, simulation: SimulationSetup, shells: Array, passage: Any) -> None:
         """Write the shells, and the convergence, shear and spectra of each source.
 
         Raises:

@@ -14,6 +14,7 @@ from pmwd_dist.run.outputs.bispectrum import Bispectrum
 from pmwd_dist.run.outputs.catalogue import GalaxyCatalogue
 from pmwd_dist.run.outputs.cross import Cross
 from pmwd_dist.run.outputs.galaxies import Counts, Galaxies
+from pmwd_dist.run.outputs.galaxy_cone import GalaxyCone
 from pmwd_dist.run.outputs.halos import Halos
 from pmwd_dist.run.outputs.light_cone import LightCone
 from pmwd_dist.run.outputs.multipoles import Multipoles
@@ -46,12 +47,12 @@ class Observe(BaseModel):
 SECTIONS: dict[str, type[Output]] = {
     name: get_args(field.annotation)[0] for name, field in Observe.model_fields.items()
 }
-KINDS: tuple[type[Output], ...] = (Power, Slices, *SECTIONS.values(), Counts, GalaxyCatalogue, Snapshot)
+KINDS: tuple[type[Output], ...] = (Power, Slices, *SECTIONS.values(), Counts, GalaxyCatalogue, GalaxyCone, Snapshot)
 
 
 def outputs_of(output: OutputSection, observe: Observe) -> tuple[Output, ...]:
     """The outputs of a simulation, in the order in which they are measured and written."""
-    galaxies = Counts.of(observe.galaxies), GalaxyCatalogue.of(observe.galaxies)
+    galaxies = (kind.of(observe.galaxies) for kind in (Counts, GalaxyCatalogue, GalaxyCone))
     found = [Power(), Slices.of(output), *observe.outputs, *galaxies, Snapshot.of(output)]
     return tuple(x for x in found if x is not None)
 

@@ -41,6 +41,7 @@ def absolute(value: str, info: ValidationInfo) -> str:
 
 
 File = Annotated[str, AfterValidator(absolute)]
+Distance = Annotated[float, Field(ge=0, le=1e6)]
 Side = Annotated[float, Field(gt=0, le=BOX_SIDES[1]), AfterValidator(_not_tiny)]
 Count = Annotated[int, Field(ge=4, le=1 << 20)]
 Three = BeforeValidator(_three)

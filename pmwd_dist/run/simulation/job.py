@@ -24,6 +24,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.io import checkpoint
 from pmwd_dist.io.arrays import ArrayFileError, reading
+from pmwd_dist.observe.galaxy_cone import Passage
 from pmwd_dist.observe.lensing import LightCone
 from pmwd_dist.ops.momenta import pack, to_integers
 from pmwd_dist.ops.stencil import WIDTH
@@ -73,6 +74,7 @@ class Progress:
       schedule: all steps.
       step: number of steps.
       shells: shells of the light cone so far; None without one.
+      passage: galaxies that light has passed so far; None without any.
     """
 
     config: Config
@@ -81,6 +83,7 @@ class Progress:
     schedule: StepSchedule
     step: int
     shells: Array | None = None
+    passage: Passage | None = None
 
     def particles(self) -> ExactParticles:
         """The particles at the end of the step: the drift of the next one is reversed."""
@@ -101,6 +104,8 @@ class Progress:
         moved = self.position
         if not isinstance(moved, MidStep):
             self.position = moved = host.half_drift(moved, self.status, self.schedule, done, self.config)
+        gathering = self.passage is not None and self.passage.sees(self.step)
+        before = jax.tree.map(jnp.copy, moved) if gathering else None  # a step donates its particles
         if cone is None or self.shells is None:
             moved = host.advance(moved, self.schedule, done, self.config)
         else:
@@ -117,6 +122,8 @@ class Progress:
                 for x in jax.tree.leaves(moved.particles):
                     x.delete()  # not a state before the step: no checkpoint may hold them
                 return status
+        if before is not None and self.passage is not None:
+            self.passage.add(before, moved, self.schedule, self.step, self.config)
         self.status, self.step = moved.status, self.step + 1
         return status
 
@@ -185,7 +192,8 @@ def _begin(plan: SimulationPlan, log: Log) -> Progress:
     log("initial", text, a=a, seconds=seconds, peak_memory=peak)
     particles = jax.device_put(particles, config.decomposition.sharding)
     shells = None if simulation.light_cone is None else light_cone.empty(simulation.light_cone)
-    return Progress(config, particles, _replicated(successful(_dtype()), plan), _schedule(plan), 0, shells)
+    status = _replicated(successful(_dtype()), plan)
+    return Progress(config, particles, status, _schedule(plan), 0, shells, plan.passage())
 
 
 def _particles_of_noise(simulation: SimulationSetup) -> ExactParticles:
@@ -209,13 +217,18 @@ def _restore(plan: SimulationPlan, log: Log, path: Path, content: dict[str, Any]
     likes["status"] = _replicated(successful(_dtype()), plan)
     if plan.simulation.light_cone is not None:
         likes["shells"] = light_cone.shells_like(plan.simulation.light_cone)
+    passage, rows = plan.passage(), content.get("galaxies", 0)
+    if passage is not None:
+        likes["galaxies"] = _replicated(np.zeros((rows, 2 * passage.rows.shape[1]), np.int32), plan)
     with start_errors():
         tree = checkpoint.load(path, likes)
+    if passage is not None:
+        passage.rows = np.asarray(tree["galaxies"]).view(np.float64)
     step = content["step"]
     a = plan.times[step]
     log("resume", f"resumed after step {step}/{plan.steps}, a {a:.4f}", step=step, steps=plan.steps, a=a)
     particles = ExactParticles(tree["disp"], jit(pack)(tree["momenta"], 0.0))
-    return Progress(config, particles, tree["status"], _schedule(plan), step, tree.get("shells"))
+    return Progress(config, particles, tree["status"], _schedule(plan), step, tree.get("shells"), passage)
 
 
 def _set_halo(plan: SimulationPlan, progress: Progress, displacement: float, log: Log) -> None:
@@ -307,10 +320,10 @@ def _output_if_due(plan: SimulationPlan, progress: Progress, log: Log) -> None:
         z = plan.outputs[step]
         with log.naming(f"output at z {z:.3f}"):
             _log_output(log, step, z, _write_output(plan, progress, z), began)
-    if progress.shells is not None and step == plan.steps:
+    if plan.last_names and step == plan.steps:
         began = time.perf_counter()
-        with log.naming("light cone: convergence, shear and angular power spectra"):
-            _log_output(log, step, 1 / plan.times[-1] - 1, _write_last(plan, progress.shells), began)
+        with log.naming("light cone: maps, angular power spectra or galaxies"):
+            _log_output(log, step, 1 / plan.times[-1] - 1, _write_last(plan, progress), began)
 
 
 def _write_output(plan: SimulationPlan, progress: Progress, z: float) -> list[str]:
@@ -334,14 +347,14 @@ def _write_output(plan: SimulationPlan, progress: Progress, z: float) -> list[st
     return names
 
 
-def _write_last(plan: SimulationPlan, shells: Array) -> list[str]:
-    """Write the files at the end of a run, whose light cone has these shells; return their names. Collective."""
+def _write_last(plan: SimulationPlan, progress: Progress) -> list[str]:
+    """Write the files at the end of a run, of its light cone; return their names. Collective."""
     names, folder = plan.last_names, plan.folder
     with raise_on_all_processes():
         if distributed.is_main():
             manifest.claim(folder, names)
     for output in plan.results:
-        output.write_last(folder, plan.simulation, shells)
+        output.write_last(folder, plan.simulation, progress.shells, progress.passage)
     with raise_on_all_processes():
         if distributed.is_main():
             drawing.draw(figures(folder, names))
@@ -370,7 +383,11 @@ def _checkpoint(plan: SimulationPlan, progress: Progress, log: Log) -> None:
         if distributed.is_main():
             manifest.claim(plan.folder, [path.name])
     outputs = [[i, z] for i, z in sorted(plan.outputs.items()) if i <= progress.step]
-    description = {"identity": identity(plan), "times": list(plan.times), "outputs": outputs}
+    description: dict[str, Any] = {"identity": identity(plan), "times": list(plan.times), "outputs": outputs}
+    if progress.passage is not None:
+        rows = np.ascontiguousarray(progress.passage.rows)
+        tree["galaxies"] = _replicated(rows.view(np.int32), plan)  # as words: JAX may have no type of 64 bits
+        description["galaxies"] = len(rows)
     checkpoint.save(plan.folder, progress.step, tree, description)
     _keep_checkpoint(plan, path)
     log("checkpoint", step=progress.step, path=path.name, seconds=time.perf_counter() - began)

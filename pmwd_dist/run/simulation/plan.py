@@ -12,6 +12,7 @@ import numpy as np
 
 from pmwd_dist._files import free_space
 from pmwd_dist._memory import size
+from pmwd_dist.observe.galaxy_cone import Passage
 from pmwd_dist.parallel.distributed import from_main
 from pmwd_dist.pm.noise import NoiseKind
 from pmwd_dist.pm.time_steps import step_times
@@ -64,6 +65,11 @@ class SimulationPlan(Plan):
     def results(self) -> tuple[Output, ...]:
         """Kinds of files that are written."""
         return outputs_of(self.settings.output, self.settings.observe)
+
+    def passage(self) -> Passage | None:
+        """Galaxies that light passes during the run, none so far; None without any."""
+        found = (output.passage(self.simulation, self.times, self.data) for output in self.results)
+        return next((x for x in found if x is not None), None)
 
     @property
     def steps(self) -> int:
@@ -175,8 +181,8 @@ def _read_inputs(settings: SimulationSettings, simulation: SimulationSetup) -> d
     """
     found = dict[str, np.ndarray]()
     for output in outputs_of(settings.output, settings.observe):
-        arrays, problems = read_files(output.inputs(), settings.box.mesh)
-        if problems := problems or output.input_problems(arrays, simulation.config):
+        arrays, problems = read_files(output.inputs(), *output.shapes(settings.box.mesh))
+        if problems := problems or output.input_problems(arrays, simulation):
             raise SettingsError(problems)
         found |= arrays
     return found

@@ -1,0 +1,130 @@
+"""The galaxies of a survey on the light cone of a run: gathered step by step, one catalogue at the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.growth import growth_table
+from pmwd_dist.io.snapshot import content
+from pmwd_dist.observe.galaxy_cone import Passage, check_range
+from pmwd_dist.observe.shells import checked_observer
+from pmwd_dist.observe.survey import Survey
+from pmwd_dist.pm.status import SimulationError
+from pmwd_dist.report import plot
+from pmwd_dist.report.page import Caption
+from pmwd_dist.run.outputs.base import Arrays, Drawing, Figures, Output, modes_of
+from pmwd_dist.run.outputs.galaxies import Galaxies
+from pmwd_dist.run.settings.setup import SimulationSetup
+
+_FILE, _SKY = "galaxies.hdf5", "observe.galaxies.sky"
+_BYTES, _NUMBERS = 48, 48  # of a galaxy on disk; for each particle, with both ends of a step
+
+
+class GalaxyCone(Output):
+    """Galaxies of the section [observe.galaxies] on the light cone, in one catalogue at the end of the run."""
+
+    name = "galaxy_cone"
+    figure = "wedge.png"
+    rank = 1
+    of_seed = True
+    stage = "the galaxies of a step on the light cone"
+    caption = Caption(
+        "Galaxies on the light cone",
+        "Galaxies of a thin slice in declination by right ascension and observed redshift.",
+        "filaments and voids, whose contrast grows towards the observer, without gaps or edges where the box repeats.",
+    )
+
+    galaxies: Galaxies
+
+    @classmethod
+    def of(cls, galaxies: Galaxies | None) -> Self | None:
+        """The galaxies on the light cone, if the section asks for them."""
+        return cls(galaxies=galaxies) if galaxies is not None and galaxies.light_cone else None
+
+    def inputs(self) -> dict[str, str]:
+        """The file of the mask on the sky."""
+        return {} if self.galaxies.sky is None else {_SKY: self.galaxies.sky}
+
+    def shapes(self, mesh: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """Any, which the survey checks."""
+        return ()
+
+    def survey(self, data: Arrays) -> Survey:
+        """The survey, ArgumentError if a value is out of its range."""
+        galaxies = self.galaxies
+        options: Any = {"completeness": galaxies.completeness, "redshift_error": galaxies.redshift_error}
+        return Survey(np.transpose(galaxies.n_z or ()), mask=data.get(_SKY), **options)
+
+    def input_problems(self, arrays: Arrays, simulation: SimulationSetup) -> list[str]:
+        """A survey that is none, or that the run does not span."""
+        try:
+            check_range(self.survey(arrays), growth_table(simulation.cosmo), simulation.config)
+            if self.galaxies.observer is not None:
+                checked_observer(self.galaxies.observer, simulation.config.box_size)
+        except ArgumentError as error:
+            key = error.argument.removeprefix("survey.").replace("mask.shape", "sky").replace("mask", "sky")
+            return [f"observe.galaxies.{key}: {error.reason}"]
+        return []
+
+    def passage(self, simulation: SimulationSetup, times: Sequence[float], data: Arrays) -> Passage:
+        """No galaxies so far."""
+        modes = modes_of(simulation)
+        try:
+            return Passage(
+                self.survey(data),
+                growth_table(simulation.cosmo),
+                times,
+                simulation.config,
+                key=jax.random.fold_in(jax.random.key(simulation.seed), 1),  # not those at single times
+                weights=lambda a: self.galaxies.weights_at(a, modes, simulation),
+                observer=self.galaxies.observer,
+            )
+        except ArgumentError as error:
+            raise SimulationError(f"observe.galaxies: {error.argument} {error.reason}") from error
+
+    def last_names(self) -> list[str]:
+        """Names of the catalogue and of its figure."""
+        return [_FILE, self.figure]
+
+    def disk(self, simulation: SimulationSetup, count: int) -> int:
+        """Size of the columns."""
+        return int(_BYTES * Survey(np.transpose(self.galaxies.n_z or ())).number(simulation.cosmo))
+
+    def memory(self, config: Config) -> int:
+        """Both ends of a step, the path between them, and the weights."""
+        item = np.dtype(jax.numpy.result_type(float)).itemsize
+        return _NUMBERS * item * math.prod(config.particle_shape) // config.decomposition.size
+
+    def write_last(self, folder: Path, simulation: SimulationSetup, shells: Any, passage: Passage | None) -> None:
+        """Write the catalogue.
+
+        Raises:
+          SimulationError: displacements are too large.
+        """
+        assert passage is not None
+        passage.catalogue().save(folder / _FILE)
+
+    @classmethod
+    def figures(cls, folder: Path) -> Figures:
+        """The wedge, if there is a catalogue."""
+        return {folder / cls.figure: partial(cls.draw, folder)} if (folder / _FILE).is_file() else {}
+
+    @classmethod
+    def draw(cls, path: Path) -> Drawing:
+        """The galaxies of a slice."""
+        with content.opened(path / _FILE) as file:
+            columns = {}
+            for name in ("RA", "DEC", "Z"):
+                data = content.member(file, name, content.DATASET)
+                content.check_storage(data, name)
+                columns[name] = content.rows(data, 0, None).astype(float)
+        return partial(plot.wedge, columns)
