@@ -49,5 +49,6 @@ def wedge(columns: Mapping[str, Any], *, thickness: float | None = None, axes: A
     )
     polar.set_rlim(0, float(z.max()) if len(z) else 1.0)
     ax.grid(visible=True, alpha=0.25)
-    ax.set_title(f"{len(z)} galaxies with |DEC - {middle:.3g}°| < {thickness / 2:.2g}°; RA and redshift", fontsize=13)
+    words = f"{len(z)} galaxies within {thickness / 2:.2g}° of DEC = {middle:.3g}°"
+    ax.set_title(f"right ascension and redshift of {words}", fontsize=13)
     return figure_of(ax)

@@ -112,6 +112,16 @@ def test_slabs_are_drawn(tmp_path: Path, slab: Arrays):
     assert draw_slab(tmp_path, slab).stat().st_size > 10_000
 
 
+@pytest.mark.parametrize("ra", [np.array([350.0, 355.0, 5.0, 10.0]), np.linspace(0, 350, 4), np.zeros(0)])
+def test_a_wedge_is_as_wide_as_its_galaxies(ra: np.ndarray):
+    """Across RA = 0, on the whole circle, and without galaxies."""
+    figure = plot.wedge({"RA": ra, "DEC": 0 * ra, "Z": 0.1 + ra / 1000}, thickness=2.0)
+    (axes,) = figure.axes
+    low, high = np.degrees(axes.viewLim.intervalx)
+    assert high - low == pytest.approx({4: 20 if len(ra) and ra[0] > 300 else 360}.get(len(ra), 2))
+    assert len(axes.collections[0].get_offsets()) == len(ra)
+
+
 def test_another_process_draws_what_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     names = ["power.png", "density_z0.000.png", "density_z1.000.png"]
     drawn = set[str]()

@@ -48,7 +48,11 @@ SETTINGS = f"""{PLAIN}
 [observe.bispectrum]
 shells = 2
 [observe.galaxies]
+b1 = 0.5
+smoothing = 8.0
 number_density = 0.01
+light_cone = true
+n_z = [[0.0, 0.05], [0.012, 0.05]]
 [observe.light_cone]
 edges = [10.0, 30.0, 50.0]
 sources = [0.01]
@@ -227,7 +231,7 @@ def tables(folder: Path) -> dict[str, Any]:
     for path in sorted(folder.glob("*.npz")):
         with np.load(path) as content:
             found |= {f"{path.name}:{name}": content[name] for name in content.files}
-    for path in sorted(folder.glob("[cl]*.hdf5")):  # counts and light cones
+    for path in sorted(folder.glob("[clg]*.hdf5")):  # counts, light cones and galaxies
         with h5py.File(path) as file:
             names = list[str]()
             file.visit(names.append)

@@ -33,6 +33,11 @@ ALL = (
     "observe.galaxies={b1=0.5, smoothing=4, number_density=0.1, selection=[[0, 1], [32, 0.25]], k_max=0.6}",
     "observe.galaxies.mask='mask.npy'",
     "observe.galaxies.catalogue=true",
+    "observe.galaxies.light_cone=true",
+    "observe.galaxies.n_z=[[0.0, 0.2], [0.02, 0.1]]",
+    "observe.galaxies.completeness=0.8",
+    "observe.galaxies.observer=[1, 2, 3]",
+    "observe.galaxies.sky='sky.npy'",
     "observe.bispectrum={shells=2}",
     "observe.cross={}",
     "observe.pdf={bins=4, low=0.1}",
@@ -40,6 +45,7 @@ ALL = (
     "observe.light_cone={edges=[0, 64, 200], sources=0.06, pixels=8, rays=4, field=4.0, observer=[0, 0, 5]}",
 )
 MASK = (np.random.default_rng(0).random((8, 8, 8)) > 0.3).astype(np.float32)
+SKY = (np.arange(12) < 8) * 0.5
 pytestmark = pytest.mark.usefixtures("no_figures")
 TABLES = ("multipoles", "galaxies", "bispectrum", "cross", "pdf", "halos")
 
@@ -60,6 +66,7 @@ def whole(folder: Path) -> SimulationJob:
 def with_mask(folder: Path) -> Path:
     """The folder, in which a survey sees a part of the cells."""
     np.save(folder / "mask.npy", MASK)
+    np.save(folder / "sky.npy", SKY)
     return folder
 
 
@@ -75,13 +82,8 @@ def contents(folder: Path) -> dict[str, Any]:
 def test_files_are_complete_and_named(whole: SimulationJob):
     names = {path.name for path in whole.folder.iterdir()}
     expected = {f"{name}_z0.000.{kind}" for name in TABLES for kind in ("csv", "png")}
-    expected |= {
-        "halos_z0.000.hdf5",
-        "counts_z0.000.hdf5",
-        "light_cone.hdf5",
-        "convergence_power.csv",
-        "convergence.png",
-    }
+    expected |= {"counts_z0.000.hdf5", "light_cone.hdf5", "convergence_power.csv", "convergence.png"}
+    expected |= {"galaxies.hdf5", "wedge.png", "halos_z0.000.hdf5"}
     assert expected <= names
     assert expected <= set(manifest.files(whole.folder))
 
@@ -111,12 +113,13 @@ def test_resumed_on_pencils_is_the_same_to_rounding(whole: SimulationJob, tmp_pa
     """Shells of a checkpoint are read divided otherwise; spectra are outputs, which may be left out."""
     config = stopped(tmp_path / "run") / "config.toml"
     text = config.read_text()
-    first, last = text.index("[observe.multipoles]"), text.index("[observe.light_cone]")
-    config.write_text(text[:first] + text[last:])
+    for name, after in (("multipoles", "galaxies"), ("bispectrum", "light_cone")):
+        text = text[: text.index(f"[observe.{name}]")] + text[text.index(f"[observe.{after}]") :]
+    config.write_text(text)
     execute(resumed(config.parent, "devices.pdims=[2, 2]"), Events(), resume=True)
     found = contents(config.parent)
     expected = contents(whole.folder)
-    for name in (f"light_cone.hdf5/{name}" for name in ("mass", "convergence", "shear")):
+    for name in (x for x in expected if x.startswith(("light_cone.hdf5", "galaxies.hdf5"))):
         close = {"rtol": 1e-9, "atol": 1e-9 * np.abs(expected[name]).max()}
         np.testing.assert_allclose(found[name], expected[name], **close)
 
@@ -197,6 +200,51 @@ def test_halos(whole: SimulationJob):
     np.testing.assert_allclose(table["Tinker 2008"], fit, rtol=1e-6)
 
 
+def test_the_galaxies_of_the_light_cone(whole: SimulationJob, tmp_path: Path):
+    """They are those of the library, and a resumed run keeps their survey."""
+    simulation, config = whole.simulation, whole.simulation.config
+    table, bias = pmd.growth_table(simulation.cosmo), pmd.observe.LagrangianBias(b1=0.5)
+    modes = pmd.linear_modes(pmd.white_noise(jax.random.key(simulation.seed), config), table, config)
+    survey = pmd.observe.Survey(([0.0, 0.02], [0.2, 0.1]), mask=SKY, completeness=0.8)
+    found = pmd.observe.galaxy_light_cone(
+        pmd.lpt(modes, table, config),
+        table,
+        config,
+        survey,
+        key=jax.random.fold_in(jax.random.key(simulation.seed), 1),
+        weights=lambda a: pmd.observe.bias_weights(modes, bias, table, config, smoothing=4.0, a=a),
+        observer=(1, 2, 3),
+    )
+    with h5py.File(whole.folder / "galaxies.hdf5") as file:
+        assert abs(len(found) - survey.number(table)) < 0.5 * survey.number(table)
+        for name, values in found.columns.items():
+            np.testing.assert_allclose(file[name], values, rtol=1e-9, atol=1e-9, err_msg=name)
+        assert file["RA"].attrs["unit"] == "deg"
+    with pytest.raises(StartError, match=r"observe.galaxies.completeness = 1.0: .* has 0.8"):
+        execute(
+            replace(whole, settings=read(whole.folder / "config.toml", ["observe.galaxies.completeness=1.0"])), Events()
+        )
+
+
+def test_surveys_that_are_none_are_refused(tmp_path: Path):
+    np.save(with_mask(tmp_path) / "dark.npy", 0 * SKY)
+    np.save(tmp_path / "long.npy", np.ones(13))
+    for override, words in {
+        "n_z=[[0.2, 1e-3], [0.1, 1e-3]]": "n_z: must have redshifts of 0 or more that ascend, and has 0.2, 0.1",
+        "n_z=[[0.1, 1e-3], [12.0, 1e-3]]": "n_z: reaches from z = 0.1 to 12, beyond the simulation, z = 0 to 9",
+        "n_z=[[0.1, 0.0], [0.2, 0.0]]": "n_z: has no galaxies",
+        "n_z=[[0.1, 1e-3]]": "n_z: must hold as many redshifts as densities, 2 to",
+        "sky=dark.npy": "sky: has no galaxies: it is 0 in every pixel",
+        "sky=long.npy": "sky: must be a HEALPix map",
+        "observer=[0, 0, 65]": "observer: must lie in the box",
+    }.items():
+        file = tmp_path / "run.toml"
+        file.write_text(f"{MINIMAL}[devices]\npdims = [1, 1]\n")
+        given = ["observe.galaxies={light_cone=true, n_z=[[0.1, 1e-3], [0.2, 1e-3]]}", f"observe.galaxies.{override}"]
+        with pytest.raises(SettingsError, match=re.escape(f"observe.galaxies.{words}")):
+            SimulationJob.of(read(file, given), tmp_path / "out")
+
+
 def test_counts_have_the_power_of_the_table(tmp_path: Path):
     """Or are refused, and the smoothing of the message mends it."""
     galaxies = "observe.galaxies={b1=0.5, number_density=1e-4, redshift_space=false}"
@@ -233,6 +281,7 @@ def test_counts_have_the_power_of_the_table(tmp_path: Path):
         ("observe.galaxies={number_density=1.0, selection=[[0, 1.1]]}", "selection.*must have shares from 0 to 1"),
         ("observe.galaxies.selection=[[0, 1]]", "is for counts, which need observe.galaxies.number_density"),
         ("observe.galaxies.catalogue=true", "catalogue: needs observe.galaxies.number_density"),
+        ("observe.galaxies.light_cone=true", "observe.galaxies.n_z: is needed on a light cone, light_cone = true"),
         ("observe.light_cone.line_of_sight=w", "line_of_sight = .w.: must be .x., .y. or .z."),
         (
             "observe.multipoles.k_max=2.0",
