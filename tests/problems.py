@@ -108,6 +108,12 @@ def inverse_laplacian(k: list[np.ndarray]) -> np.ndarray:
     return np.where(k2 > 0, 1 / np.where(k2 > 0, k2, 1), 0)
 
 
+def filter_matrix(kept: np.ndarray) -> np.ndarray:
+    """Matrix of a filter on the cells, from the modes of a full transform that it keeps."""
+    units = np.eye(kept.size).reshape(-1, *kept.shape)
+    return np.fft.ifftn(kept * np.fft.fftn(units, axes=(1, 2, 3)), axes=(1, 2, 3)).real.reshape(kept.size, -1)
+
+
 def displacement(delta: np.ndarray, box: Any) -> np.ndarray:
     """The curl-free field with divergence -delta."""
     k = wavevectors(delta.shape, box)

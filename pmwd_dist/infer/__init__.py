@@ -23,9 +23,9 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.infer.forward import Observable as Observable
     from pmwd_dist.infer.forward import Simulation as Simulation
     from pmwd_dist.infer.galaxies import LagrangianGalaxies as LagrangianGalaxies
+    from pmwd_dist.infer.gaussian import Gaussian as Gaussian
     from pmwd_dist.infer.lensing import Convergence as Convergence
     from pmwd_dist.infer.lensing import ShapeNoise as ShapeNoise
-    from pmwd_dist.infer.likelihoods import Gaussian as Gaussian
     from pmwd_dist.infer.likelihoods import Likelihood as Likelihood
     from pmwd_dist.infer.likelihoods import Poisson as Poisson
     from pmwd_dist.infer.model import Model as Model

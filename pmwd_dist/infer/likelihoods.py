@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from numbers import Real
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -20,9 +19,7 @@ from pmwd_dist._checks import check_shares
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.infer.forward import value_of
-from pmwd_dist.parallel.fft import pirfft3d, prfft3d
 from pmwd_dist.parallel.inputs import check_unmasked
-from pmwd_dist.pm.fourier import counted_modes
 from pmwd_dist.pm.inputs import mesh_field
 
 _FLOOR = 0.05  # predicted density per mean below which Poisson means fall exponentially
@@ -76,95 +73,6 @@ class Likelihood(eqx.Module):
         return None
 
 
-class Gaussian(Likelihood):
-    """Gaussian noise, independent from cell to cell: data = 1 + delta + noise.
-
-    Args:
-      sigma: standard deviation in a cell: a number, a field on the mesh, or the name of a parameter.
-      mask: field on the mesh, true or 1 where there are data; default: everywhere.
-      k_max: largest wavenumber of the comparison, in Fourier space [h/Mpc]; default: all, in real space.
-
-    Raises:
-      ValueError: sigma not positive, a mask that hides everything, or k_max together with a mask or a field of sigma,
-        which couple modes.
-    """
-
-    quantity: ClassVar[str] = "density / mean"
-    sigma: Any
-    mask: Array | None = eqx.field()
-    name: str | None = eqx.field(static=True)
-    k_max: float | None = eqx.field(static=True)
-
-    def __init__(self, sigma: Any, *, mask: Any = None, k_max: float | None = None):
-        self.name = sigma if isinstance(sigma, str) else None
-        self.mask = checked_mask(mask)
-        self.sigma = None if isinstance(sigma, str) else _number_or_field(sigma, "sigma", self.mask)
-        if k_max is not None and not (isinstance(k_max, Real) and k_max > 0):
-            raise ArgumentError("k_max", k_max, "must be positive")
-        if k_max is not None and (mask is not None or np.ndim(self.sigma) > 0):
-            constraint = "can't be used with a mask or a field of sigma, which couple modes"
-            raise ArgumentError("k_max", k_max, constraint, "leave one of them out")
-        self.k_max = None if k_max is None else float(k_max)
-
-    def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
-        """Logarithm of the density of the data, up to a constant."""
-        sigma = jnp.asarray(self._sigma(parameters), field.dtype)
-        if self.k_max is not None:
-            weight = self._compared_modes(config, field.dtype)
-            modes = prfft3d(data - field, config.decomposition, norm="ortho")  # 1 is the variance of a cell
-            chi2 = jnp.sum(weight * (modes.real**2 + modes.imag**2)) / sigma**2
-            return -0.5 * chi2 - jnp.sum(weight) * jnp.log(sigma)
-        logs = jnp.sum(masked(jnp.broadcast_to(jnp.log(sigma), field.shape), self.mask))
-        return -0.5 * jnp.sum(((masked(data, self.mask) - masked(field, self.mask)) / sigma) ** 2) - logs
-
-    def _compared_modes(self, config: Config, dtype: Any) -> Array:
-        """Number of modes per value of a spectrum, 0 beyond k_max and for the mean."""
-        assert self.k_max is not None
-        k2, counts = counted_modes(config.mesh_shape, config, dtype)
-        return jnp.where((k2 <= self.k_max**2) & (k2 > 0), counts, 0)
-
-    def draw(self, key: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
-        """The field with random noise, also behind the mask."""
-        noise = _placed(jax.random.normal(key, field.shape, field.dtype), config)
-        return field + jnp.asarray(self._sigma(parameters), field.dtype) * noise
-
-    def residual(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
-        """Compared modes of data minus field, in units of sigma; 0 behind the mask."""
-        sigma = jnp.asarray(self._sigma(parameters), field.dtype)
-        chi = masked((data - field) / sigma, self.mask)
-        if self.k_max is None:
-            return chi
-        compared = self._compared_modes(config, chi.dtype) > 0
-        modes = jnp.where(compared, prfft3d(chi, config.decomposition), 0)
-        return pirfft3d(modes, config.mesh_shape, config.decomposition)
-
-    def check(self, data: Any, config: Config) -> None:
-        """Raise ValueError unless data are finite numbers where the mask shows them."""
-        _checked_data(data, config, self.mask, sigma=self.sigma)
-        fundamental = 2 * math.pi / max(config.box_size)
-        if self.k_max is not None and self.k_max < fundamental * (1 - 1e-6):
-            constraint = f"leaves no mode of a box of {max(config.box_size):g} Mpc/h"
-            raise ArgumentError("k_max", self.k_max, constraint, f"use more than {fundamental:.4g} h/Mpc")
-
-    def contrast(self, data: Array, parameters: Mapping[str, ArrayLike]) -> Array:
-        """Data minus the mean with all modes, 0 behind the mask."""
-        return masked(data, self.mask, 1) - 1
-
-    def noise_variance(self, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
-        """Harmonic mean of the variance over all cells, infinite behind the mask.
-
-        With a k_max, the variance of each mode, infinite for modes that are not compared.
-        """
-        if self.k_max is not None:
-            variance = jnp.asarray(self._sigma(parameters), float) ** 2
-            return jnp.where(self._compared_modes(config, variance.dtype) > 0, variance, jnp.inf)
-        weight = 1.0 if self.mask is None else self.mask
-        return 1 / jnp.mean(weight / jnp.asarray(self._sigma(parameters), float) ** 2)
-
-    def _sigma(self, parameters: Mapping[str, ArrayLike]) -> Any:
-        return value_of(self.name or self.sigma, parameters)
-
-
 class Poisson(Likelihood):
     """Counts of galaxies in cells, drawn independently: data ~ Poisson(nbar * selection * (1 + delta)).
 
@@ -190,9 +98,9 @@ class Poisson(Likelihood):
     def __init__(self, nbar: Any, *, selection: Any = None, mask: Any = None):
         self.name = nbar if isinstance(nbar, str) else None
         self.mask = checked_mask(mask)
-        self.nbar = None if isinstance(nbar, str) else _number_or_field(nbar, "nbar", self.mask)
+        self.nbar = None if isinstance(nbar, str) else number_or_field(nbar, "nbar", self.mask)
         fraction = 1.0 if selection is None else selection
-        self.selection = _number_or_field(fraction, "selection", self.mask, zeros=True)
+        self.selection = number_or_field(fraction, "selection", self.mask, zeros=True)
         check_shares(masked(self.selection, self.mask), "selection")
         if not np.any(masked(self.selection, self.mask)):
             constraint = "is 0 in every cell" + ("" if self.mask is None else " that the mask shows")
@@ -218,7 +126,7 @@ class Poisson(Likelihood):
 
     def draw(self, key: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Random counts."""
-        return _placed(jax.random.poisson(key, self.mean(field, parameters)).astype(field.dtype), config)
+        return placed(jax.random.poisson(key, self.mean(field, parameters)).astype(field.dtype), config)
 
     def residual(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Root of counts minus root of means, with a variance of about 1 (Anscombe 1948); 0 behind the mask."""
@@ -227,7 +135,7 @@ class Poisson(Likelihood):
 
     def check(self, data: Any, config: Config) -> None:
         """Raise ValueError unless data are counts where the mask shows them, and 0 where the selection is 0."""
-        data = _checked_data(data, config, self.mask, selection=self.selection, nbar=self.nbar)
+        data = checked_data(data, config, self.mask, selection=self.selection, nbar=self.nbar)
         data = np.asarray(masked(data, self.mask))
         wrong = (data < 0) | (data != np.rint(data))
         if wrong.any():
@@ -256,7 +164,8 @@ def _log_positive(field: Array) -> Array:
     return jnp.where(low, math.log(_FLOOR) + field / _FLOOR - 1, jnp.log(jnp.where(low, 1, field)))
 
 
-def _placed(field: Array, config: Config) -> Array:
+def placed(field: Array, config: Config) -> Array:
+    """A field that is divided over devices as the mesh."""
     return jax.lax.with_sharding_constraint(field, config.decomposition.sharding)
 
 
@@ -270,7 +179,7 @@ def shown(mask: Any, shape: tuple[int, ...]) -> np.ndarray:
     return np.broadcast_to(True if mask is None else np.asarray(mask) > 0, shape)
 
 
-def _number_or_field(value: Any, name: str, mask: Array | None, *, zeros: bool = False) -> Array:
+def number_or_field(value: Any, name: str, mask: Array | None, *, zeros: bool = False) -> Array:
     """A finite number or field, positive or with zeros; wrong values behind the mask become a constant."""
     check_unmasked(value, name)
     values = np.asarray(value)
@@ -302,7 +211,7 @@ def checked_mask(mask: Any) -> Array | None:
     return jnp.asarray(mask, float)
 
 
-def _checked_data(data: Any, config: Config, mask: Array | None, **fields: Any) -> np.ndarray:
+def checked_data(data: Any, config: Config, mask: Array | None, **fields: Any) -> np.ndarray:
     """Data on the mesh, on the host; ValueError unless they are finite, and all fields are on the mesh."""
     for name, x in {"mask": mask, **fields}.items():
         if x is not None and jnp.ndim(x) > 0 and jnp.shape(x) != config.mesh_shape:

@@ -52,6 +52,42 @@ def test_modes_up_to_k_max_are_compared(pdims: tuple[int, int], field: np.ndarra
     np.testing.assert_allclose(ours, expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize(("pdims", "kind"), [((1, 1), "field"), ((1, 1), "name"), ((1, 2), "field")])
+def test_modes_up_to_k_max_are_compared_behind_a_mask(pdims: tuple[int, int], kind: str, field: np.ndarray) -> None:
+    """Values with their normalisation, slopes and draws, against dense covariances on the observed cells."""
+    decomposition = pmd.Decomposition(pdims, jax.devices()[: pdims[1]])
+    config = pmd.Config((20.0, 30.0, 25.0), SHAPE, decomposition=decomposition)
+    rng, k_max, excess, sd = np.random.default_rng(4), 0.5, 3.0, 0.7
+    sigma, mask = rng.uniform(0.5, 2, SHAPE), rng.random(SHAPE) < 0.7
+    likelihood = infer.Gaussian(sigma if kind == "field" else "sd", mask=mask, k_max=k_max, small_scale_noise=excess)
+    k = np.sqrt(sum(k_**2 for k_ in problems.wavevectors(SHAPE, config.box_size)))
+    cells, width = mask.ravel(), (sigma if kind == "field" else np.full(SHAPE, sd)).ravel()
+    covariance = np.outer(width, width) * (np.eye(k.size) + excess**2 * problems.filter_matrix((k > k_max) | (k == 0)))
+    prediction = problems.filter_matrix(k <= k_max)
+    expected = stats.multivariate_normal(cov=covariance[np.ix_(cells, cells)])
+    data = field + rng.standard_normal(SHAPE)
+
+    def logdensity(field: Any, sd: Any) -> Any:
+        return likelihood.logdensity(jnp.asarray(np.where(mask, data, np.nan)), field, {"sd": sd}, config)
+
+    run = jax.jit(jax.value_and_grad(logdensity, (0, 1)))
+    constant = expected.logpdf(np.zeros(cells.sum())) + np.log(width[cells]).sum()
+    value, (slope, by_sd) = run(field, sd)
+    residual = (data.ravel() - prediction @ field.ravel())[cells]
+    np.testing.assert_allclose(value + constant, expected.logpdf(residual), rtol=1e-10)
+    weighted = np.linalg.solve(covariance[np.ix_(cells, cells)], residual)
+    np.testing.assert_allclose(np.ravel(slope), prediction[:, cells] @ weighted, atol=1e-10)
+    of_width = (residual @ weighted - cells.sum()) / sd if kind == "name" else 0
+    assert float(by_sd) == pytest.approx(of_width, rel=1e-10)
+    if pdims == (1, 1):
+        draws = jax.vmap(lambda key: likelihood.draw(key, jnp.asarray(field), {"sd": sd}, config))(
+            jax.random.split(jax.random.key(0), 400)
+        )
+        away = (np.asarray(draws).reshape(400, -1) - prediction @ field.ravel())[:, cells]
+        chi2 = np.sum(away * np.linalg.solve(covariance[np.ix_(cells, cells)], away.T).T, axis=1)
+        assert abs(chi2.mean() - cells.sum()) < 3.5 * np.sqrt(2 * cells.sum() / 400)
+
+
 def test_poisson_agrees_with_scipy(config: pmd.Config, field: np.ndarray) -> None:
     rng = np.random.default_rng(3)
     selection, mask = rng.uniform(0.2, 1, SHAPE), rng.random(SHAPE) < 0.7
@@ -204,7 +240,7 @@ def test_masked_arrays_of_numpy_are_refused(call: Any, name: str, config: pmd.Co
         (lambda: infer.Gaussian(0.0), "sigma=0.0 must be positive and finite"),
         (lambda: infer.Gaussian(1.0, mask=np.zeros(SHAPE)), "mask hides every cell"),
         (lambda: infer.Gaussian(1.0, mask=0.5 * np.ones(SHAPE)), "mask must hold only 0 and 1"),
-        (lambda: infer.Gaussian(1.0, mask=np.ones(SHAPE), k_max=0.3), "k_max=0.3 can't be used with a mask"),
+        (lambda: infer.Gaussian(1.0, small_scale_noise=0.0), "small_scale_noise=0.0 must be a finite number from 0.1"),
         (lambda: infer.Gaussian(1.0, k_max=-1.0), "k_max=-1.0 must be positive"),
         (lambda: infer.Poisson(np.inf), "nbar=inf must be positive and finite"),
         (lambda: infer.Gaussian(None), "sigma=None must be positive"),

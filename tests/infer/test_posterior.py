@@ -71,6 +71,34 @@ def test_a_linear_gaussian_posterior_agrees_with_wiener(linear: Posterior, cosmo
     np.testing.assert_allclose(slope["noise"], -away, atol=1e-4)
 
 
+def test_a_posterior_of_long_modes_behind_a_mask_agrees_with_dense_matrices(cosmo: Any) -> None:
+    config, rng, excess, k_max = configure(), np.random.default_rng(3), 4.0, 0.25
+    sigma, mask = rng.uniform(0.3, 1.0, SHAPE), rng.random(SHAPE) < 0.6
+    likelihood = Gaussian(sigma, mask=mask, k_max=k_max, small_scale_noise=excess)
+    model = Model(config, LinearField(config, cosmo, bias=BIAS, line_of_sight="z"), {}, likelihood)
+    posterior, count = model.condition(1 + rng.standard_normal(SHAPE)), math.prod(SHAPE)
+    units = np.eye(count).reshape(-1, *SHAPE)
+    response = np.asarray(jax.vmap(lambda x: model.forward(x, {}) - 1)(jnp.asarray(units))).reshape(count, -1).T
+    k = np.sqrt(sum(k_**2 for k_ in problems.wavevectors(SHAPE, BOX)))
+    cells, width = mask.ravel(), sigma.ravel()
+    noise = np.outer(width, width) * (np.eye(count) + excess**2 * problems.filter_matrix((k > k_max) | (k == 0)))
+    seen = (problems.filter_matrix(k <= k_max) @ response)[cells]
+    weighted = np.linalg.solve(noise[np.ix_(cells, cells)], seen)
+    precision = np.eye(count) + seen.T @ weighted
+    assert np.linalg.eigvalsh(precision)[-1] > 5
+    mean = np.linalg.solve(precision, weighted.T @ (np.ravel(posterior.data)[cells] - 1))
+    here, there = ({"noise": x, "parameters": {}} for x in rng.standard_normal((2, *SHAPE)))
+    (value, slope), found = evaluate(posterior, here)
+    (other, _), elsewhere = evaluate(posterior, there)
+    away, far = (np.ravel(x) - mean for x in (found, elsewhere))
+    expected = (far @ precision @ far - away @ precision @ away) / 2
+    assert float(value - other) == pytest.approx(expected, rel=1e-9)
+    # Positions are a linear map of the noise.
+    moved = evaluate(posterior, {"noise": here["noise"] + there["noise"], "parameters": {}})[1]
+    along = -(precision @ away) @ np.ravel(moved - found)
+    assert float(np.vdot(slope["noise"], there["noise"])) == pytest.approx(along, rel=1e-9)
+
+
 def test_starts_are_draws_of_the_linear_posterior(linear: Posterior, cosmo: Any) -> None:
     variance, mean = wiener(linear, cosmo)
 

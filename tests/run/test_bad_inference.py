@@ -50,8 +50,8 @@ WRONG = {
         "box.particles=4",
     ],
     "likelihood.sigma = 0: must be a number greater than 0, or name a file": ["likelihood.sigma=0"],
-    "likelihood.k_max: can't be used with a file of likelihood.sigma": [
-        "likelihood.sigma=noise.h5:/sigma",
+    "likelihood.small_scale_noise: needs likelihood.k_max, and data.mask or a file of sigma": [
+        "likelihood.small_scale_noise=3.0",
         "likelihood.k_max=0.3",
     ],
     r"likelihood.k_max = 0.1: leaves no mode of a box of 60 Mpc/h; use more than 0.1047 h/Mpc": [

@@ -17,7 +17,7 @@ def make_likelihood(settings: InferenceSettings, forward: Any, data: Mapping[str
     match section.kind:
         case "gaussian":
             sigma = "sigma" if "sigma" in given else data.get("likelihood.sigma", section.sigma)
-            return infer.Gaussian(sigma, mask=mask, k_max=section.k_max)
+            return infer.Gaussian(sigma, mask=mask, k_max=section.k_max, small_scale_noise=section.small_scale_noise)
         case "poisson":
             nbar = "nbar" if "nbar" in given else section.nbar
             return infer.Poisson(nbar, mask=mask, selection=data.get("data.selection"))

@@ -155,8 +155,7 @@ class InferencePlan(Plan):
             warnings += [f"data.file: {text}" for text in _of_data(self, data)]
             if (compared := self.largest_wavenumber) is not None:  # a mock is one of the model as it is
                 coarse = convergence_warning(self.simulation, self.settings.model.gravity, compared)
-                in_fourier = isinstance(self.model.likelihood, infer.Gaussian) and self.model.likelihood.mask is None
-                remedy = ", or a smaller likelihood.k_max" if in_fourier else ""
+                remedy = ", or a smaller likelihood.k_max" if isinstance(self.model.likelihood, infer.Gaussian) else ""
                 warnings += [] if coarse is None else [coarse + remedy]
         warnings += self.simulation.cosmology_warnings()
         warnings += _of_priors(self)

@@ -15,6 +15,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.cosmology.sampled_parameters import NAMES, PARAMETERS
 from pmwd_dist.infer import priors
 from pmwd_dist.infer.constants import ENERGY_VARIANCE
+from pmwd_dist.infer.filtered_noise import SMALL_SCALE_NOISE
 from pmwd_dist.infer.priors import Prior
 from pmwd_dist.observe.assignment import Window
 from pmwd_dist.observe.shells import Assignment
@@ -141,6 +142,13 @@ class LikelihoodSection(Section):
     )
     k_max: float | None = about(
         "largest wavenumber that is compared, of a gaussian [h/Mpc]; default: all", None, 0.3, gt=0
+    )
+    small_scale_noise: float = about(
+        "standard deviation of the noise of modes beyond k_max with a mask or a file of sigma, in units of sigma; its "
+        "power should be that of the density at k_max or more",
+        SMALL_SCALE_NOISE,
+        ge=0.1,
+        le=100,
     )
     nbar: float | None = about("mean number of galaxies in a cell, of poisson, unless it has a prior", None, 2.0, gt=0)
     density: Annotated[tuple[Annotated[float, Field(gt=0)], ...], BeforeValidator(one_or_several)] | None = about(

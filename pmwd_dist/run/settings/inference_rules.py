@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 from pmwd_dist.cosmology.sampled_parameters import BIASES, NAMES
 from pmwd_dist.infer.constants import ENERGY_VARIANCE
+from pmwd_dist.infer.filtered_noise import SMALL_SCALE_NOISE
 from pmwd_dist.run.settings.inference import NOISES, InferenceSettings
 from pmwd_dist.run.settings.writing import printable, shown, toml_value
 
@@ -47,13 +48,11 @@ def _likelihood(settings: InferenceSettings) -> Problems:
                 yield f"{section}.{name}: a {likelihood.kind} likelihood has none; leave it out"
     if data.selection is not None and likelihood.kind != "poisson":
         yield 'data.selection: is of counts; use likelihood.kind = "poisson", or data.mask'
-    if likelihood.k_max is not None:
-        if likelihood.kind != "gaussian":
-            yield 'likelihood.k_max: is of a gaussian; leave it out, or use likelihood.kind = "gaussian"'
-        if data.mask is not None:
-            yield "likelihood.k_max: can't be used with data.mask, which couples modes; leave one of them out"
-        if isinstance(likelihood.sigma, str):
-            yield "likelihood.k_max: can't be used with a file of likelihood.sigma, which couples modes; use one"
+    if likelihood.k_max is not None and likelihood.kind != "gaussian":
+        yield 'likelihood.k_max: is of a gaussian; leave it out, or use likelihood.kind = "gaussian"'
+    couples = data.mask is not None or isinstance(likelihood.sigma, str)
+    if likelihood.small_scale_noise != SMALL_SCALE_NOISE and not (likelihood.k_max and couples):
+        yield "likelihood.small_scale_noise: needs likelihood.k_max, and data.mask or a file of sigma; leave it out"
 
 
 def _lensing(settings: InferenceSettings) -> Problems:

@@ -1,0 +1,139 @@
+"""Gaussian noise of a field, in real space or for modes up to a wavenumber."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+from pmwd_dist._checks import check_number
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist.config import Config
+from pmwd_dist.infer.filtered_noise import SMALL_SCALE_NOISE, chi_squared, compared_modes, long_waves, weighted
+from pmwd_dist.infer.forward import value_of
+from pmwd_dist.infer.likelihoods import Likelihood, checked_data, checked_mask, masked, number_or_field, placed
+from pmwd_dist.parallel.fft import prfft3d
+
+
+class Gaussian(Likelihood):
+    """Gaussian noise, independent from cell to cell: data = 1 + delta + noise.
+
+    With a k_max the likelihood compares modes up to k_max. Where a mask or a field of sigma couples modes, the data are
+
+      1 + delta(modes up to k_max) + sigma (n + small_scale_noise n'),
+
+    with white noise n, and n' without modes up to k_max (`filtered_noise`). The additional noise stands for the density
+    beyond k_max: its power, (small_scale_noise sigma)^2 in a cell, must not be less than P(k_max). A gradient takes
+    about 7 small_scale_noise transforms and their inverses more.
+
+    Args:
+      sigma: standard deviation in a cell: a number, a field on the mesh, or the name of a parameter.
+      mask: field on the mesh, true or 1 where there are data; default: everywhere.
+      k_max: largest wavenumber of the comparison, in Fourier space [h/Mpc]; default: all, in real space.
+      small_scale_noise: standard deviation of the noise of modes beyond k_max, in units of sigma, if there is a mask or
+        a field of sigma; without them these modes are left out.
+
+    Raises:
+      ValueError: sigma not positive, a mask that hides everything, or another argument out of its range.
+    """
+
+    quantity: ClassVar[str] = "density / mean"
+    sigma: Any
+    mask: Array | None = eqx.field()
+    name: str | None = eqx.field(static=True)
+    k_max: float | None = eqx.field(static=True)
+    small_scale_noise: float = eqx.field(static=True)
+
+    def __init__(
+        self, sigma: Any, *, mask: Any = None, k_max: float | None = None, small_scale_noise: float = SMALL_SCALE_NOISE
+    ):
+        self.name = sigma if isinstance(sigma, str) else None
+        self.mask = checked_mask(mask)
+        self.sigma = None if isinstance(sigma, str) else number_or_field(sigma, "sigma", self.mask)
+        if k_max is not None and not (isinstance(k_max, Real) and k_max > 0):
+            raise ArgumentError("k_max", k_max, "must be positive")
+        check_number(small_scale_noise, "small_scale_noise", 0.1, 100.0, constant=True)
+        self.k_max = None if k_max is None else float(k_max)
+        self.small_scale_noise = float(small_scale_noise)
+
+    @property
+    def _coupled(self) -> bool:
+        """Whether noise that differs between cells couples the modes that are compared."""
+        return self.k_max is not None and (self.mask is not None or jnp.ndim(self.sigma) > 0)
+
+    def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
+        """Logarithm of the density of the data, up to a constant."""
+        sigma = jnp.asarray(self._sigma(parameters), field.dtype)
+        if self.k_max is not None and not self._coupled:
+            weight = compared_modes(self.k_max, config, field.dtype)
+            modes = prfft3d(data - field, config.decomposition, norm="ortho")  # 1 is the variance of a cell
+            chi2 = jnp.sum(weight * (modes.real**2 + modes.imag**2)) / sigma**2
+            return -0.5 * chi2 - jnp.sum(weight) * jnp.log(sigma)
+        logs = jnp.sum(masked(jnp.broadcast_to(jnp.log(sigma), field.shape), self.mask))
+        chi = self._chi(data, field, sigma, config)
+        if self.k_max is None:
+            return -0.5 * jnp.sum(chi**2) - logs
+        return -0.5 * chi_squared(chi, self._shown, config, self.k_max, self.small_scale_noise) - logs
+
+    def _chi(self, data: Array, field: Array, sigma: Array, config: Config) -> Array:
+        """Data minus the compared field in units of sigma, 0 behind the mask."""
+        if self.k_max is not None and self._coupled:
+            field = long_waves(field, self.k_max, config, mean=True)
+        return (masked(data, self.mask) - masked(field, self.mask)) / sigma
+
+    @property
+    def _shown(self) -> Array | float:
+        return 1.0 if self.mask is None else self.mask
+
+    def draw(self, key: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
+        """The field with random noise, also behind the mask."""
+        noise = placed(jax.random.normal(key, field.shape, field.dtype), config)
+        if self.k_max is not None and self._coupled:
+            more = placed(jax.random.normal(jax.random.fold_in(key, 1), field.shape, field.dtype), config)
+            noise = noise + self.small_scale_noise * (more - long_waves(more, self.k_max, config))
+            field = long_waves(field, self.k_max, config, mean=True)
+        return field + jnp.asarray(self._sigma(parameters), field.dtype) * noise
+
+    def residual(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
+        """Compared modes of data minus field, in units of sigma, weighted by the inverse of the noise's covariance.
+
+        0 behind the mask without a k_max.
+        """
+        chi = self._chi(data, field, jnp.asarray(self._sigma(parameters), field.dtype), config)
+        if self.k_max is None:
+            return chi
+        if self._coupled:
+            chi = weighted(chi, self._shown, config, k_max=self.k_max, excess=self.small_scale_noise)
+        return long_waves(chi, self.k_max, config)
+
+    def check(self, data: Any, config: Config) -> None:
+        """Raise ValueError unless data are finite numbers where the mask shows them."""
+        checked_data(data, config, self.mask, sigma=self.sigma)
+        fundamental = 2 * math.pi / max(config.box_size)
+        if self.k_max is not None and self.k_max < fundamental * (1 - 1e-6):
+            constraint = f"leaves no mode of a box of {max(config.box_size):g} Mpc/h"
+            raise ArgumentError("k_max", self.k_max, constraint, f"use more than {fundamental:.4g} h/Mpc")
+
+    def contrast(self, data: Array, parameters: Mapping[str, ArrayLike]) -> Array:
+        """Data minus the mean with all modes, 0 behind the mask."""
+        return masked(data, self.mask, 1) - 1
+
+    def noise_variance(self, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
+        """Harmonic mean of the variance over all cells, infinite behind the mask.
+
+        With a k_max, this variance of each mode, infinite for modes that are not compared.
+        """
+        variance = 1 / jnp.mean(self._shown / jnp.asarray(self._sigma(parameters), float) ** 2)
+        if self.k_max is None:
+            return variance
+        return jnp.where(compared_modes(self.k_max, config, variance.dtype) > 0, variance, jnp.inf)
+
+    def _sigma(self, parameters: Mapping[str, ArrayLike]) -> Any:
+        return value_of(self.name or self.sigma, parameters)
