@@ -53,7 +53,9 @@ PARAMETERS: dict[str, SampledParameter] = {
     "bphidelta": _bias("", 'kind = "normal", mean = 0.0, sd = 5.0'),
     "f_nl": SampledParameter("modes", "", 'kind = "normal", mean = 0.0, sd = 50.0', note="cosmology.f_nl"),
     "sigma": _noise(r"\sigma", 'kind = "lognormal", median = 0.5, sd = 0.3', "positive", "likelihood.sigma"),
+    "slope": _noise("s", 'kind = "normal", mean = 0.5, sd = 0.3', note="likelihood.slope"),
     "nbar": _noise(r"\bar n", 'kind = "lognormal", median = 2.0, sd = 0.3', "positive", "likelihood.nbar"),
+    "dispersion": _noise(r"\alpha", 'kind = "lognormal", median = 0.2, sd = 0.5', "positive", "likelihood.dispersion"),
 }
 SYMBOLS = {name: x.symbol for name, x in PARAMETERS.items() if x.symbol}
 BIASES = tuple(name for name, x in PARAMETERS.items() if x.enters == "bias")

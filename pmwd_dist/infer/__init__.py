@@ -27,11 +27,11 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.infer.lensing import Convergence as Convergence
     from pmwd_dist.infer.lensing import ShapeNoise as ShapeNoise
     from pmwd_dist.infer.likelihoods import Likelihood as Likelihood
-    from pmwd_dist.infer.likelihoods import Poisson as Poisson
     from pmwd_dist.infer.model import Model as Model
     from pmwd_dist.infer.model import Posterior as Posterior
     from pmwd_dist.infer.model import numpyro_position as numpyro_position
     from pmwd_dist.infer.optimise import maximise as maximise
+    from pmwd_dist.infer.poisson import Poisson as Poisson
     from pmwd_dist.infer.predictive_checks import Check as Check
     from pmwd_dist.infer.predictive_checks import check_fit as check_fit
     from pmwd_dist.infer.predictive_checks import check_prior as check_prior

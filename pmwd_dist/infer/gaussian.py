@@ -17,15 +17,25 @@ from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.infer.filtered_noise import SMALL_SCALE_NOISE, chi_squared, compared_modes, long_waves, weighted
-from pmwd_dist.infer.forward import value_of
-from pmwd_dist.infer.likelihoods import Likelihood, checked_data, checked_mask, masked, number_or_field, placed
+from pmwd_dist.infer.forward import number_or_name, value_of
+from pmwd_dist.infer.likelihoods import (
+    Likelihood,
+    checked_data,
+    checked_mask,
+    log_positive,
+    masked,
+    names_of,
+    number_or_field,
+    placed,
+)
 from pmwd_dist.parallel.fft import prfft3d
 
 
 class Gaussian(Likelihood):
     """Gaussian noise, independent from cell to cell: data = 1 + delta + noise.
 
-    With a k_max the likelihood compares modes up to k_max. Where a mask or a field of sigma couples modes, the data are
+    With a k_max the likelihood compares modes up to k_max. Where a mask, a field of sigma or a slope couples
+    modes, the data are
 
       1 + delta(modes up to k_max) + sigma (n + small_scale_noise n'),
 
@@ -37,8 +47,10 @@ class Gaussian(Likelihood):
       sigma: standard deviation in a cell: a number, a field on the mesh, or the name of a parameter.
       mask: field on the mesh, true or 1 where there are data; default: everywhere.
       k_max: largest wavenumber of the comparison, in Fourier space [h/Mpc]; default: all, in real space.
-      small_scale_noise: standard deviation of the noise of modes beyond k_max, in units of sigma, if there is a mask or
-        a field of sigma; without them these modes are left out.
+      slope: change s of the variance with the density, sigma^2 (1 + s delta) of the prediction, a number or the name of
+        a parameter: 1 like a Poisson process; default: 0. The factor stays positive, as the mean of `Poisson`.
+      small_scale_noise: standard deviation of the noise of modes beyond k_max, in units of sigma, if there is a mask, a
+        field of sigma or a slope; without them these modes are left out.
 
     Raises:
       ValueError: sigma not positive, a mask that hides everything, or another argument out of its range.
@@ -49,10 +61,17 @@ class Gaussian(Likelihood):
     mask: Array | None = eqx.field()
     name: str | None = eqx.field(static=True)
     k_max: float | None = eqx.field(static=True)
+    slope: str | float | None = eqx.field(static=True)
     small_scale_noise: float = eqx.field(static=True)
 
     def __init__(
-        self, sigma: Any, *, mask: Any = None, k_max: float | None = None, small_scale_noise: float = SMALL_SCALE_NOISE
+        self,
+        sigma: Any,
+        *,
+        mask: Any = None,
+        k_max: float | None = None,
+        slope: str | float | None = None,
+        small_scale_noise: float = SMALL_SCALE_NOISE,
     ):
         self.name = sigma if isinstance(sigma, str) else None
         self.mask = checked_mask(mask)
@@ -62,54 +81,64 @@ class Gaussian(Likelihood):
         check_number(small_scale_noise, "small_scale_noise", 0.1, 100.0, constant=True)
         self.k_max = None if k_max is None else float(k_max)
         self.small_scale_noise = float(small_scale_noise)
+        self.slope = None if slope is None else number_or_name(slope, "slope")
 
     @property
-    def _coupled(self) -> bool:
-        """Whether noise that differs between cells couples the modes that are compared."""
-        return self.k_max is not None and (self.mask is not None or jnp.ndim(self.sigma) > 0)
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters that need a prior."""
+        return names_of(self.name, self.slope)
+
+    @property
+    def _uniform(self) -> bool:
+        """Whether the noise is the same in all cells, so that its modes are independent."""
+        return self.mask is None and self.slope is None and jnp.ndim(self.sigma) == 0
 
     def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Logarithm of the density of the data, up to a constant."""
-        sigma = jnp.asarray(self._sigma(parameters), field.dtype)
-        if self.k_max is not None and not self._coupled:
-            weight = compared_modes(self.k_max, config, field.dtype)
+        if self.k_max is not None and self._uniform:
+            sigma, weight = self._sigma(field, parameters), compared_modes(self.k_max, config, field.dtype)
             modes = prfft3d(data - field, config.decomposition, norm="ortho")  # 1 is the variance of a cell
             chi2 = jnp.sum(weight * (modes.real**2 + modes.imag**2)) / sigma**2
             return -0.5 * chi2 - jnp.sum(weight) * jnp.log(sigma)
+        chi, sigma = self._chi(data, field, parameters, config)
         logs = jnp.sum(masked(jnp.broadcast_to(jnp.log(sigma), field.shape), self.mask))
-        chi = self._chi(data, field, sigma, config)
         if self.k_max is None:
             return -0.5 * jnp.sum(chi**2) - logs
         return -0.5 * chi_squared(chi, self._shown, config, self.k_max, self.small_scale_noise) - logs
 
-    def _chi(self, data: Array, field: Array, sigma: Array, config: Config) -> Array:
-        """Data minus the compared field in units of sigma, 0 behind the mask."""
-        if self.k_max is not None and self._coupled:
-            field = long_waves(field, self.k_max, config, mean=True)
-        return (masked(data, self.mask) - masked(field, self.mask)) / sigma
+    def _compared(self, field: Array, config: Config) -> Array:
+        """The prediction; its modes up to k_max where others have a noise of their own."""
+        if self.k_max is None or self._uniform:
+            return field
+        return long_waves(field, self.k_max, config, mean=True)
+
+    def _chi(
+        self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config
+    ) -> tuple[Array, Array]:
+        """Data minus the compared field in units of the noise, 0 behind the mask, and the noise."""
+        field = masked(self._compared(field, config), self.mask, 1)
+        sigma = self._sigma(field, parameters)
+        return (masked(data, self.mask, 1) - field) / sigma, sigma
 
     @property
     def _shown(self) -> Array | float:
         return 1.0 if self.mask is None else self.mask
 
     def draw(self, key: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
-        """The field with random noise, also behind the mask."""
+        """The compared field with random noise, also behind the mask."""
         noise = placed(jax.random.normal(key, field.shape, field.dtype), config)
-        if self.k_max is not None and self._coupled:
+        if self.k_max is not None and not self._uniform:
             more = placed(jax.random.normal(jax.random.fold_in(key, 1), field.shape, field.dtype), config)
             noise = noise + self.small_scale_noise * (more - long_waves(more, self.k_max, config))
-            field = long_waves(field, self.k_max, config, mean=True)
-        return field + jnp.asarray(self._sigma(parameters), field.dtype) * noise
+        field = self._compared(field, config)
+        return field + self._sigma(field, parameters) * noise
 
     def residual(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
-        """Compared modes of data minus field, in units of sigma, weighted by the inverse of the noise's covariance.
-
-        0 behind the mask without a k_max.
-        """
-        chi = self._chi(data, field, jnp.asarray(self._sigma(parameters), field.dtype), config)
+        """Compared modes of data minus field in units of the noise, weighted by the inverse of its covariance."""
+        chi, _ = self._chi(data, field, parameters, config)
         if self.k_max is None:
             return chi
-        if self._coupled:
+        if not self._uniform:
             chi = weighted(chi, self._shown, config, k_max=self.k_max, excess=self.small_scale_noise)
         return long_waves(chi, self.k_max, config)
 
@@ -126,14 +155,20 @@ class Gaussian(Likelihood):
         return masked(data, self.mask, 1) - 1
 
     def noise_variance(self, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
-        """Harmonic mean of the variance over all cells, infinite behind the mask.
+        """Harmonic mean of the variance at delta = 0 over all cells, infinite behind the mask.
 
         With a k_max, this variance of each mode, infinite for modes that are not compared.
         """
-        variance = 1 / jnp.mean(self._shown / jnp.asarray(self._sigma(parameters), float) ** 2)
+        sigma = jnp.asarray(value_of(self.name or self.sigma, parameters), float)
+        variance = 1 / jnp.mean(self._shown / sigma**2)
         if self.k_max is None:
             return variance
         return jnp.where(compared_modes(self.k_max, config, variance.dtype) > 0, variance, jnp.inf)
 
-    def _sigma(self, parameters: Mapping[str, ArrayLike]) -> Any:
-        return value_of(self.name or self.sigma, parameters)
+    def _sigma(self, field: Array, parameters: Mapping[str, ArrayLike]) -> Array:
+        """Standard deviation in a cell, or in each cell."""
+        sigma = jnp.asarray(value_of(self.name or self.sigma, parameters), field.dtype)
+        if self.slope is None:
+            return sigma
+        slope = jnp.asarray(value_of(self.slope, parameters), field.dtype)
+        return sigma * jnp.exp(0.5 * log_positive(1 + slope * (field - 1)))

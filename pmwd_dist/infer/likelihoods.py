@@ -11,18 +11,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from pmwd_dist._checks import check_shares
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.infer.forward import value_of
+from pmwd_dist.infer.forward import number_or_name
 from pmwd_dist.parallel.inputs import check_unmasked
 from pmwd_dist.pm.inputs import mesh_field
 
-_FLOOR = 0.05  # predicted density per mean below which Poisson means fall exponentially
+FLOOR = 0.05  # predicted density per mean below which expected counts and variances fall exponentially
 
 
 class Likelihood(eqx.Module):
@@ -35,11 +33,23 @@ class Likelihood(eqx.Module):
       quantity: name of the data in figures.
       mask: true or 1 where there are data, in the shape of the data; None: everywhere.
       name: name of the parameter of the noise, which must be positive and have a prior; None: there is none.
+      names: names of all parameters that need a prior; by default this one.
+      positive: names of all parameters that must be positive; by default this one.
     """
 
     quantity: ClassVar[str] = "data"
     mask = None  # without types, so that fields of subclasses may replace them
     name = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters that need a prior."""
+        return () if self.name is None else (self.name,)
+
+    @property
+    def positive(self) -> tuple[str, ...]:
+        """Names of the parameters that must be positive."""
+        return () if self.name is None else (self.name,)
 
     @abstractmethod
     def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
@@ -73,95 +83,28 @@ class Likelihood(eqx.Module):
         return None
 
 
-class Poisson(Likelihood):
-    """Counts of galaxies in cells, drawn independently: data ~ Poisson(nbar * selection * (1 + delta)).
-
-    Bias can make predictions negative. Below 0.05, 1 + delta is replaced by 0.05 exp(20 (1 + delta) - 1), which is
-    positive and continuous with its derivative. A lower floor needs shorter steps of a sampler, since the derivative of
-    the log density of a galaxy in such a cell is the inverse of the floor.
-
-    Args:
-      nbar: mean number in a cell where the selection is 1: a number or the name of a parameter.
-      selection: field on the mesh, fraction of the galaxies that is observed; default: 1.
-      mask: field on the mesh, true or 1 where there are data; default: everywhere.
-
-    Raises:
-      ValueError: nbar not positive, a selection beyond 0 to 1, or a mask or selection that hides everything.
-    """
-
-    quantity: ClassVar[str] = "galaxies in a cell"
-    nbar: Any
-    selection: Array
-    mask: Array | None = eqx.field()
-    name: str | None = eqx.field(static=True)
-
-    def __init__(self, nbar: Any, *, selection: Any = None, mask: Any = None):
-        self.name = nbar if isinstance(nbar, str) else None
-        self.mask = checked_mask(mask)
-        self.nbar = None if isinstance(nbar, str) else number_or_field(nbar, "nbar", self.mask)
-        fraction = 1.0 if selection is None else selection
-        self.selection = number_or_field(fraction, "selection", self.mask, zeros=True)
-        check_shares(masked(self.selection, self.mask), "selection")
-        if not np.any(masked(self.selection, self.mask)):
-            constraint = "is 0 in every cell" + ("" if self.mask is None else " that the mask shows")
-            raise ArgumentError("selection", selection, constraint, "it is the fraction observed", show_value=False)
-
-    def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
-        """Logarithm of the probability of the counts."""
-        field = masked(field, self.mask, 1)
-        data = masked(data, self.mask).astype(field.dtype)
-        selection = self.selection.astype(field.dtype)
-        selected = selection > 0  # a selection of 0 allows no galaxies
-        factor = jnp.asarray(self._nbar(parameters), field.dtype) * jnp.where(selected, selection, 1)
-        log_mean = jnp.log(factor) + _log_positive(field)  # the mean itself may underflow
-        terms = data * log_mean - self.mean(field, parameters) - gammaln(data + 1)
-        terms = jnp.where(selected, terms, jnp.where(data > 0, -jnp.inf, 0))
-        return jnp.sum(masked(terms, self.mask))
-
-    def mean(self, field: Array, parameters: Mapping[str, ArrayLike]) -> Array:
-        """Expected number of galaxies in each cell."""
-        positive = jnp.where(field > _FLOOR, field, jnp.exp(_log_positive(jnp.minimum(field, _FLOOR))))
-        mean = jnp.asarray(self._nbar(parameters), field.dtype) * positive
-        return self.selection.astype(field.dtype) * mean
-
-    def draw(self, key: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
-        """Random counts."""
-        return placed(jax.random.poisson(key, self.mean(field, parameters)).astype(field.dtype), config)
-
-    def residual(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
-        """Root of counts minus root of means, with a variance of about 1 (Anscombe 1948); 0 behind the mask."""
-        mean = self.mean(masked(field, self.mask, 1), parameters)
-        return 2 * masked(jnp.sqrt(masked(data, self.mask) + 0.375) - jnp.sqrt(mean + 0.375), self.mask)
-
-    def check(self, data: Any, config: Config) -> None:
-        """Raise ValueError unless data are counts where the mask shows them, and 0 where the selection is 0."""
-        data = checked_data(data, config, self.mask, selection=self.selection, nbar=self.nbar)
-        data = np.asarray(masked(data, self.mask))
-        wrong = (data < 0) | (data != np.rint(data))
-        if wrong.any():
-            raise ArgumentError("data", data[wrong][0], "is no number of galaxies", "use Gaussian for densities")
-        if ((np.asarray(self.selection) == 0) & (data > 0)).any():
-            constraint = "holds galaxies where the selection is 0"
-            raise ArgumentError("data", data, constraint, "mask those cells", show_value=False)
-
-    def contrast(self, data: Array, parameters: Mapping[str, ArrayLike]) -> Array:
-        """Counts over their mean, minus 1; 0 without data."""
-        mean = self._nbar(parameters) * self.selection
-        contrast = masked(data, self.mask) / jnp.where(mean > 0, mean, 1) - 1
-        return masked(jnp.where(mean > 0, contrast, 0), self.mask)
-
-    def noise_variance(self, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
-        """Inverse of the mean number of observed galaxies in a cell."""
-        return 1 / jnp.mean(self._nbar(parameters) * masked(self.selection, self.mask))
-
-    def _nbar(self, parameters: Mapping[str, ArrayLike]) -> Any:
-        return value_of(self.name or self.nbar, parameters)
+def log_positive(field: Array) -> Array:
+    """Logarithm of a predicted density or variance in units of its mean, linear below 0.05, with one slope there."""
+    low = field <= FLOOR
+    return jnp.where(low, math.log(FLOOR) + field / FLOOR - 1, jnp.log(jnp.where(low, 1, field)))
 
 
-def _log_positive(field: Array) -> Array:
-    """Logarithm of a predicted density, linear below the floor."""
-    low = field <= _FLOOR
-    return jnp.where(low, math.log(_FLOOR) + field / _FLOOR - 1, jnp.log(jnp.where(low, 1, field)))
+def positive_field(field: Array) -> Array:
+    """A predicted density or variance in units of its mean, positive, see `log_positive`."""
+    return jnp.where(field > FLOOR, field, jnp.exp(log_positive(jnp.minimum(field, FLOOR))))
+
+
+def positive_or_name(value: Any, name: str) -> Any:
+    """A positive number, or the name of a parameter."""
+    value = number_or_name(value, name)
+    if not isinstance(value, str) and not value > 0:
+        raise ArgumentError(name, value, "must be positive", "or pass the name of a parameter with a prior")
+    return value
+
+
+def names_of(*values: Any) -> tuple[str, ...]:
+    """Values that are names of parameters."""
+    return tuple(value for value in values if isinstance(value, str))
 
 
 def placed(field: Array, config: Config) -> Array:

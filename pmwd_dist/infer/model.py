@@ -88,7 +88,7 @@ class Model(eqx.Module):
         if forward.config != config:
             remedy = "make it with the config of the model"
             raise ArgumentError("forward", forward, "is of another simulation", remedy, show_value=False)
-        check_priors(priors, likelihood.name)
+        check_priors(priors, likelihood.positive)
         self.config, self.forward, self.items = config, forward, tuple(priors.items())
         self.likelihood = jax.tree.map(self._place, likelihood)
         for name in self._declared:
@@ -134,7 +134,7 @@ class Model(eqx.Module):
     @property
     def _declared(self) -> list[str]:
         """Names of the parameters that the forward model and the likelihood declare."""
-        return [*self.forward.names, *([] if self.likelihood.name is None else [self.likelihood.name])]
+        return [*self.forward.names, *self.likelihood.names]
 
     def draw(self, key: Array, **values: Any) -> Position:
         """White noise and whitened parameters drawn from the prior, with some parameters given.

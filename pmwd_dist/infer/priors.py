@@ -162,10 +162,10 @@ class LogNormal:
         return jnp.log(jnp.asarray(value, float) / self.median) / self.sd
 
 
-def check_priors(priors: Any, noise: str | None) -> None:
+def check_priors(priors: Any, noise: tuple[str, ...]) -> None:
     """Raise ValueError unless all are priors in bounds, with a width that the floating-point precision resolves.
 
-    The parameter `noise` of the likelihood is positive. A warning names priors that reach a bound of zero.
+    The parameters `noise` of the likelihood are positive. A warning names priors that reach a bound of zero.
     """
     if not isinstance(priors, Mapping):
         raise ArgumentError("priors", priors, "must be a mapping from names", 'for example {"b1": infer.Normal(1, 1)}')
@@ -178,7 +178,7 @@ def check_priors(priors: Any, noise: str | None) -> None:
             constraint = f"has {', '.join(f'{x:g}' for x in values)} as its median and two deviations from it"
             remedy = f"numbers are {values.dtype}: use another sd, other bounds, or other units"
             raise ArgumentError(f"priors[{name!r}]", prior, constraint, remedy)
-        bound = "positive" if name == noise else bound_of(name)
+        bound = "positive" if name in noise else bound_of(name)
         if bound == "positive" and not values[1] > 0:
             raise ArgumentError(f"priors[{name!r}]", prior, "has a median that is not positive", "bound it from below")
         least = getattr(prior, "low", 0.0)

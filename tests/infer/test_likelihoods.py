@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -106,6 +107,67 @@ def test_poisson_agrees_with_scipy(config: pmd.Config, field: np.ndarray) -> Non
     np.testing.assert_allclose(slope[2:], 1, rtol=1e-6)
 
 
+def test_noise_that_follows_the_density_agrees_with_scipy(config: pmd.Config, field: np.ndarray) -> None:
+    """Also with modes up to k_max, whose density is the filtered one."""
+    data, sigma, slope = field + np.random.default_rng(1).standard_normal(SHAPE), 0.7, 0.8
+
+    @eqx.filter_jit
+    def run(likelihood: Any, numbers: Any) -> Any:
+        return likelihood.logdensity(jnp.asarray(data), jnp.asarray(field), numbers, config)
+
+    def reference(sigma: float, slope: float) -> Any:
+        return stats.norm.logpdf(data, field, sigma * np.sqrt(1 + slope * (field - 1))).sum() + 60 * np.log(2 * np.pi)
+
+    likelihood, h = infer.Gaussian("sd", slope="s"), 1e-6
+    assert likelihood.names == ("sd", "s") and likelihood.positive == ("sd",)
+    value, slopes = jax.value_and_grad(lambda numbers: run(likelihood, numbers))({"sd": sigma, "s": slope})
+    assert float(value) == pytest.approx(reference(sigma, slope), rel=1e-12)
+    by_sigma, by_slope = (
+        (reference(sigma + a, slope + b) - reference(sigma - a, slope - b)) / (2 * h) for a, b in ((h, 0), (0, h))
+    )
+    assert float(slopes["sd"]) == pytest.approx(by_sigma, rel=1e-6)
+    assert float(slopes["s"]) == pytest.approx(by_slope, rel=1e-6)
+    # Noise of no density, which a strong slope makes negative, stays positive.
+    assert np.isfinite(float(run(infer.Gaussian(sigma, slope=50.0), {})))
+    k = np.sqrt(sum(k_**2 for k_ in problems.wavevectors(SHAPE, config.box_size)))
+    long = np.fft.ifftn(np.where(k <= 0.5, np.fft.fftn(field), 0)).real
+    width = (sigma * np.sqrt(1 + slope * (long - 1))).ravel()
+    covariance = np.outer(width, width) * (np.eye(k.size) + 9 * problems.filter_matrix((k > 0.5) | (k == 0)))
+    expected: Any = stats.multivariate_normal(cov=covariance)
+    constant = expected.logpdf(np.zeros(k.size)) + np.log(width).sum()
+    value = run(infer.Gaussian(sigma, slope=slope, k_max=0.5, small_scale_noise=3.0), {})
+    assert float(value) + constant == pytest.approx(expected.logpdf((data - long).ravel()), rel=1e-10)
+
+
+def test_counts_with_a_dispersion_agree_with_scipy(config: pmd.Config, field: np.ndarray) -> None:
+    likelihood = infer.Poisson(30.0, selection=0.5, dispersion="alpha")
+    assert likelihood.names == likelihood.positive == ("alpha",)
+    mean = 15 * field
+    keys = jax.random.split(jax.random.key(0), 300)
+    draws = np.asarray(jax.vmap(lambda key: likelihood.draw(key, jnp.asarray(field), {"alpha": 0.3}, config))(keys))
+    away = (draws - mean) / np.sqrt(mean + 0.3 * mean**2)
+    assert abs(away.mean()) < 3.5 / np.sqrt(away.size)
+    assert abs(np.mean(away**2) - 1) < 3.5 * np.std(away**2) / np.sqrt(away.size)
+    residual = np.asarray(likelihood.residual(jnp.asarray(draws[0]), jnp.asarray(field), {"alpha": 0.3}, config))
+    assert 0.6 < np.std(residual) < 1.2
+    run = jax.jit(
+        jax.value_and_grad(lambda alpha, data, field: likelihood.logdensity(data, field, {"alpha": alpha}, config))
+    )
+    for alpha in (1e-6, 0.01, 0.3, 4.0):
+
+        def reference(alpha: float) -> Any:
+            return stats.nbinom.logpmf(draws[0], 1 / alpha, 1 / (1 + alpha * mean)).sum()
+
+        value, slope = run(alpha, jnp.asarray(draws[0]), jnp.asarray(field))
+        assert float(value) == pytest.approx(reference(alpha), rel=1e-8)
+        h = 1e-3 * alpha
+        difference = (reference(alpha + h) - reference(alpha - h)) / (2 * h)
+        limit = np.sum((draws[0] - mean) ** 2 - draws[0]) / 2  # near 0, where SciPy's logarithms cancel
+        assert float(slope) == pytest.approx(limit if alpha == 1e-6 else difference, rel=1e-4)
+        single, _ = run(*(jnp.asarray(x, jnp.float32) for x in (alpha, draws[0], field)))
+        assert float(single) == pytest.approx(float(value), rel=2e-6)
+
+
 @pytest.mark.parametrize("depth", [0.5, 1.0, 5.0, 1e3])
 def test_galaxies_where_none_are_predicted_have_a_finite_density(depth: float, config: pmd.Config) -> None:
     """Of one predicted as negative, in single precision, whose mean underflows: the logarithm is linear."""
@@ -172,7 +234,9 @@ def masked_likelihoods(hidden: float) -> dict[str, Any]:
     return {
         "gaussian": infer.Gaussian(where, mask=MASK),
         "free gaussian": infer.Gaussian("x", mask=MASK),
+        "sloped gaussian": infer.Gaussian(where, slope="x", mask=MASK),
         "poisson": infer.Poisson(where, mask=MASK),
+        "dispersed poisson": infer.Poisson(where, mask=MASK, dispersion="x"),
         "selected poisson": infer.Poisson("x", selection=where, mask=MASK),
     }
 
@@ -240,6 +304,8 @@ def test_masked_arrays_of_numpy_are_refused(call: Any, name: str, config: pmd.Co
         (lambda: infer.Gaussian(0.0), "sigma=0.0 must be positive and finite"),
         (lambda: infer.Gaussian(1.0, mask=np.zeros(SHAPE)), "mask hides every cell"),
         (lambda: infer.Gaussian(1.0, mask=0.5 * np.ones(SHAPE)), "mask must hold only 0 and 1"),
+        (lambda: infer.Poisson(1.0, dispersion=0.0), "dispersion=0.0 must be positive; or pass the name"),
+        (lambda: infer.Gaussian(1.0, slope=np.nan), "slope=nan must be a finite number"),
         (lambda: infer.Gaussian(1.0, small_scale_noise=0.0), "small_scale_noise=0.0 must be a finite number from 0.1"),
         (lambda: infer.Gaussian(1.0, k_max=-1.0), "k_max=-1.0 must be positive"),
         (lambda: infer.Poisson(np.inf), "nbar=inf must be positive and finite"),

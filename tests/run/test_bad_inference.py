@@ -28,6 +28,11 @@ WRONG = {
     "likelihood.nbar: a gaussian likelihood has none": ["likelihood.nbar=2.0"],
     'must be "gaussian", "poisson" or "lensing"; for example "gaussian"': ["likelihood.kind=gauss"],
     'data.selection: is of counts; use likelihood.kind = "poisson"': ["data.selection=a.npy"],
+    "likelihood.dispersion: is of a poisson likelihood; leave it out": ["likelihood.dispersion=0.1"],
+    "likelihood.slope: is fixed, and has a prior; leave one of them out": [
+        "likelihood.slope=1.0",
+        'priors.slope={ kind = "normal", mean = 0.0, sd = 1.0 }',
+    ],
     'model.window = "nearest": is of particles as galaxies; use bias = "lagrangian"': ["model.window=nearest"],
     'has low = 3.0, which must be less than high=2.0; for example { kind = "uniform"': [
         'priors.b1={ kind = "uniform", low = 3.0, high = 2.0 }'
@@ -50,7 +55,7 @@ WRONG = {
         "box.particles=4",
     ],
     "likelihood.sigma = 0: must be a number greater than 0, or name a file": ["likelihood.sigma=0"],
-    "likelihood.small_scale_noise: needs likelihood.k_max, and data.mask or a file of sigma": [
+    "likelihood.small_scale_noise: needs k_max, and data.mask, a file of sigma or a slope": [
         "likelihood.small_scale_noise=3.0",
         "likelihood.k_max=0.3",
     ],

@@ -13,18 +13,24 @@ from pmwd_dist.run.settings import InferenceSettings
 
 def make_likelihood(settings: InferenceSettings, forward: Any, data: Mapping[str, np.ndarray]) -> infer.Likelihood:
     """The likelihood of these settings, a forward model and the arrays of files, by key."""
-    section, given, mask = settings.likelihood, settings.priors.given, data.get("data.mask")
+    section, mask = settings.likelihood, data.get("data.mask")
+
+    def number(name: str) -> Any:
+        """A number of the settings, or the name of a parameter with a prior."""
+        return name if name in settings.priors.given else getattr(section, name)
+
     match section.kind:
         case "gaussian":
-            sigma = "sigma" if "sigma" in given else data.get("likelihood.sigma", section.sigma)
-            return infer.Gaussian(sigma, mask=mask, k_max=section.k_max, small_scale_noise=section.small_scale_noise)
+            options: Any = {"k_max": section.k_max, "small_scale_noise": section.small_scale_noise}
+            sigma = data.get("likelihood.sigma", number("sigma"))
+            return infer.Gaussian(sigma, mask=mask, slope=number("slope"), **options)
         case "poisson":
-            nbar = "nbar" if "nbar" in given else section.nbar
-            return infer.Poisson(nbar, mask=mask, selection=data.get("data.selection"))
+            selection = data.get("data.selection")
+            return infer.Poisson(number("nbar"), mask=mask, selection=selection, dispersion=number("dispersion"))
         case "lensing":
             density = section.density or ()
-            number = density[0] if len(density) == 1 else density
-            return infer.ShapeNoise(forward, number, ellipticity=section.ellipticity, mask=mask)
+            each = density[0] if len(density) == 1 else density
+            return infer.ShapeNoise(forward, each, ellipticity=section.ellipticity, mask=mask)
 
 
 def unusual_data(settings: InferenceSettings, data: np.ndarray, selection: np.ndarray | None) -> str | None:

@@ -128,6 +128,7 @@ def _positive_or_file(value: object) -> object:
 
 
 NOISES = {"gaussian": "sigma", "poisson": "nbar", "lensing": "density"}  # keys of the amount of noise, by kind
+SHAPES = {"gaussian": ("slope",), "poisson": ("dispersion",)}  # optional keys of the noise that may have priors
 
 
 class LikelihoodSection(Section):
@@ -150,7 +151,19 @@ class LikelihoodSection(Section):
         ge=0.1,
         le=100,
     )
+    slope: float | None = about(
+        "change s of a gaussian variance with the predicted density, sigma^2 (1 + s delta), unless it has a prior; "
+        "default: 0",
+        None,
+        1.0,
+    )
     nbar: float | None = about("mean number of galaxies in a cell, of poisson, unless it has a prior", None, 2.0, gt=0)
+    dispersion: float | None = about(
+        "variance of counts beyond poisson's, in units of the squared mean, unless it has a prior; default: 0",
+        None,
+        0.2,
+        gt=0,
+    )
     density: Annotated[tuple[Annotated[float, Field(gt=0)], ...], BeforeValidator(one_or_several)] | None = about(
         "lensed galaxies in a square arcminute, of lensing; one number, or one for each source", None, 10.0
     )

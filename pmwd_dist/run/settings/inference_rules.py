@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pmwd_dist.cosmology.sampled_parameters import BIASES, NAMES
 from pmwd_dist.infer.constants import ENERGY_VARIANCE
 from pmwd_dist.infer.filtered_noise import SMALL_SCALE_NOISE
-from pmwd_dist.run.settings.inference import NOISES, InferenceSettings
+from pmwd_dist.run.settings.inference import NOISES, SHAPES, InferenceSettings
 from pmwd_dist.run.settings.writing import printable, shown, toml_value
 
 Problems = Iterator[str]
@@ -46,13 +46,23 @@ def _likelihood(settings: InferenceSettings) -> Problems:
         elif kind != likelihood.kind:
             for section in ["likelihood"] * fixed + ["priors"] * free:
                 yield f"{section}.{name}: a {likelihood.kind} likelihood has none; leave it out"
+    for kind, names in SHAPES.items():
+        for name in names:
+            given = ["likelihood"] * (getattr(likelihood, name) is not None) + ["priors"] * (
+                name in settings.priors.given
+            )
+            if kind == likelihood.kind and len(given) == 2:
+                yield f"likelihood.{name}: is fixed, and has a prior; leave one of them out"
+            for section in given if kind != likelihood.kind else ():
+                yield f"{section}.{name}: is of a {kind} likelihood; leave it out"
     if data.selection is not None and likelihood.kind != "poisson":
         yield 'data.selection: is of counts; use likelihood.kind = "poisson", or data.mask'
     if likelihood.k_max is not None and likelihood.kind != "gaussian":
         yield 'likelihood.k_max: is of a gaussian; leave it out, or use likelihood.kind = "gaussian"'
-    couples = data.mask is not None or isinstance(likelihood.sigma, str)
+    sloped = likelihood.slope is not None or "slope" in settings.priors.given
+    couples = data.mask is not None or isinstance(likelihood.sigma, str) or sloped
     if likelihood.small_scale_noise != SMALL_SCALE_NOISE and not (likelihood.k_max and couples):
-        yield "likelihood.small_scale_noise: needs likelihood.k_max, and data.mask or a file of sigma; leave it out"
+        yield "likelihood.small_scale_noise: needs k_max, and data.mask, a file of sigma or a slope; leave it out"
 
 
 def _lensing(settings: InferenceSettings) -> Problems:
