@@ -56,10 +56,25 @@ PARAMETERS: dict[str, SampledParameter] = {
     "slope": _noise("s", 'kind = "normal", mean = 0.5, sd = 0.3', note="likelihood.slope"),
     "nbar": _noise(r"\bar n", 'kind = "lognormal", median = 2.0, sd = 0.3', "positive", "likelihood.nbar"),
     "dispersion": _noise(r"\alpha", 'kind = "lognormal", median = 0.2, sd = 0.5', "positive", "likelihood.dispersion"),
+    "template": _noise("A", 'kind = "normal", mean = 0.0, sd = 0.1', note="the amplitude of each of data.templates"),
 }
 SYMBOLS = {name: x.symbol for name, x in PARAMETERS.items() if x.symbol}
+KEYS = {name: name.replace("Omega", "omega") for name in PARAMETERS}  # of [priors]
 BIASES = tuple(name for name, x in PARAMETERS.items() if x.enters == "bias")
-NAMES = {name.replace("Omega", "omega"): name for name, x in PARAMETERS.items() if x.prior}  # by the keys of [priors]
+NAMES = {KEYS[name]: name for name, x in PARAMETERS.items() if x.prior}
+
+
+def split_index(name: str) -> tuple[str, str]:
+    """The name in PARAMETERS of a number of several, NAME_0, NAME_1, ..., and its index; of others, the name and ""."""
+    stem, _, index = name.rpartition("_")
+    return (stem, index) if index.isdigit() and stem in PARAMETERS else (name, "")
+
+
+def symbol_of(name: str) -> str:
+    """Symbol of a parameter, as LaTeX; empty: none."""
+    stem, index = split_index(name)
+    symbol = SYMBOLS.get(stem, "")
+    return f"{symbol}_{{{index}}}" if symbol and index else symbol
 
 
 def bound_of(name: str) -> str:

@@ -22,17 +22,22 @@ from pmwd_dist.infer.likelihoods import (
     Likelihood,
     checked_data,
     checked_mask,
+    checked_templates,
     log_positive,
     masked,
+    modulation,
     names_of,
     number_or_field,
     placed,
+    positive_field,
 )
 from pmwd_dist.parallel.fft import prfft3d
 
 
 class Gaussian(Likelihood):
     """Gaussian noise, independent from cell to cell: data = 1 + delta + noise.
+
+    With templates T the prediction is (1 + delta) (1 + sum A T), with amplitudes A that are parameters.
 
     With a k_max the likelihood compares modes up to k_max. Where a mask, a field of sigma or a slope couples
     modes, the data are
@@ -51,6 +56,7 @@ class Gaussian(Likelihood):
         a parameter: 1 like a Poisson process; default: 0. The factor stays positive, as the mean of `Poisson`.
       small_scale_noise: standard deviation of the noise of modes beyond k_max, in units of sigma, if there is a mask, a
         field of sigma or a slope; without them these modes are left out.
+      templates: fields on the mesh of systematics, such as dust or seeing, by the names of their amplitudes.
 
     Raises:
       ValueError: sigma not positive, a mask that hides everything, or another argument out of its range.
@@ -63,6 +69,8 @@ class Gaussian(Likelihood):
     k_max: float | None = eqx.field(static=True)
     slope: str | float | None = eqx.field(static=True)
     small_scale_noise: float = eqx.field(static=True)
+    amplitudes: tuple[str, ...] = eqx.field(static=True)
+    templates: tuple[Array, ...]
 
     def __init__(
         self,
@@ -72,6 +80,7 @@ class Gaussian(Likelihood):
         k_max: float | None = None,
         slope: str | float | None = None,
         small_scale_noise: float = SMALL_SCALE_NOISE,
+        templates: Mapping[str, Any] | None = None,
     ):
         self.name = sigma if isinstance(sigma, str) else None
         self.mask = checked_mask(mask)
@@ -82,11 +91,12 @@ class Gaussian(Likelihood):
         self.k_max = None if k_max is None else float(k_max)
         self.small_scale_noise = float(small_scale_noise)
         self.slope = None if slope is None else number_or_name(slope, "slope")
+        self.amplitudes, self.templates = checked_templates(templates, self.mask)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the parameters that need a prior."""
-        return names_of(self.name, self.slope)
+        return names_of(self.name, self.slope, *self.amplitudes)
 
     @property
     def _uniform(self) -> bool:
@@ -97,6 +107,7 @@ class Gaussian(Likelihood):
         """Logarithm of the density of the data, up to a constant."""
         if self.k_max is not None and self._uniform:
             sigma, weight = self._sigma(field, parameters), compared_modes(self.k_max, config, field.dtype)
+            field = self.mean(field, parameters)
             modes = prfft3d(data - field, config.decomposition, norm="ortho")  # 1 is the variance of a cell
             chi2 = jnp.sum(weight * (modes.real**2 + modes.imag**2)) / sigma**2
             return -0.5 * chi2 - jnp.sum(weight) * jnp.log(sigma)
@@ -106,8 +117,12 @@ class Gaussian(Likelihood):
             return -0.5 * jnp.sum(chi**2) - logs
         return -0.5 * chi_squared(chi, self._shown, config, self.k_max, self.small_scale_noise) - logs
 
-    def _compared(self, field: Array, config: Config) -> Array:
-        """The prediction; its modes up to k_max where others have a noise of their own."""
+    def mean(self, field: Array, parameters: Mapping[str, ArrayLike]) -> Array:
+        """The field times its systematics."""
+        return field * modulation(self.amplitudes, self.templates, parameters, field.dtype)
+
+    def _long(self, field: Array, config: Config) -> Array:
+        """The field; its modes up to k_max where others have a noise of their own."""
         if self.k_max is None or self._uniform:
             return field
         return long_waves(field, self.k_max, config, mean=True)
@@ -116,7 +131,7 @@ class Gaussian(Likelihood):
         self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config
     ) -> tuple[Array, Array]:
         """Data minus the compared field in units of the noise, 0 behind the mask, and the noise."""
-        field = masked(self._compared(field, config), self.mask, 1)
+        field = self.mean(masked(self._long(field, config), self.mask, 1), parameters)
         sigma = self._sigma(field, parameters)
         return (masked(data, self.mask, 1) - field) / sigma, sigma
 
@@ -130,7 +145,7 @@ class Gaussian(Likelihood):
         if self.k_max is not None and not self._uniform:
             more = placed(jax.random.normal(jax.random.fold_in(key, 1), field.shape, field.dtype), config)
             noise = noise + self.small_scale_noise * (more - long_waves(more, self.k_max, config))
-        field = self._compared(field, config)
+        field = self.mean(self._long(field, config), parameters)
         return field + self._sigma(field, parameters) * noise
 
     def residual(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
@@ -144,15 +159,17 @@ class Gaussian(Likelihood):
 
     def check(self, data: Any, config: Config) -> None:
         """Raise ValueError unless data are finite numbers where the mask shows them."""
-        checked_data(data, config, self.mask, sigma=self.sigma)
+        fields = {f"templates[{name!r}]": x for name, x in zip(self.amplitudes, self.templates, strict=True)}
+        checked_data(data, config, self.mask, sigma=self.sigma, **fields)
         fundamental = 2 * math.pi / max(config.box_size)
         if self.k_max is not None and self.k_max < fundamental * (1 - 1e-6):
             constraint = f"leaves no mode of a box of {max(config.box_size):g} Mpc/h"
             raise ArgumentError("k_max", self.k_max, constraint, f"use more than {fundamental:.4g} h/Mpc")
 
     def contrast(self, data: Array, parameters: Mapping[str, ArrayLike]) -> Array:
-        """Data minus the mean with all modes, 0 behind the mask."""
-        return masked(data, self.mask, 1) - 1
+        """Data without systematics minus their mean, with all modes, 0 behind the mask."""
+        data = masked(data, self.mask, 1)
+        return data / positive_field(self.mean(jnp.ones_like(data), parameters)) - 1
 
     def noise_variance(self, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Harmonic mean of the variance at delta = 0 over all cells, infinite behind the mask.

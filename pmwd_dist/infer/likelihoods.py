@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -122,23 +122,45 @@ def shown(mask: Any, shape: tuple[int, ...]) -> np.ndarray:
     return np.broadcast_to(True if mask is None else np.asarray(mask) > 0, shape)
 
 
-def number_or_field(value: Any, name: str, mask: Array | None, *, zeros: bool = False) -> Array:
-    """A finite number or field, positive or with zeros; wrong values behind the mask become a constant."""
+_BOUNDS = {"positive": "positive and finite", "not negative": "0 or more and finite", "": "finite"}
+
+
+def number_or_field(
+    value: Any, name: str, mask: Array | None, *, bound: Literal["positive", "not negative", ""] = "positive"
+) -> Array:
+    """A finite number or field in a bound; wrong values behind the mask become a constant."""
     check_unmasked(value, name)
     values = np.asarray(value)
     if values.ndim in (0, 3) and values.dtype.kind in "biuf":
         with np.errstate(over="ignore", under="ignore"):
             values = values.astype(np.dtype(jnp.result_type(float)))
-        fine = np.isfinite(values) & ((values >= 0) if zeros else (values > 0))
+        fine = np.isfinite(values) & {"positive": values > 0, "not negative": values >= 0, "": True}[bound]
         if values.ndim and mask is not None:
             if values.shape != mask.shape:
                 raise ArgumentError(f"{name}.shape", values.shape, f"must be that of the mask, {mask.shape}")
             hidden = ~fine & (np.asarray(mask) == 0)
-            values, fine = np.where(hidden, 0 if zeros else 1, values), fine | hidden
+            values, fine = np.where(hidden, bound == "positive", values), fine | hidden
         if np.all(fine):
             return jnp.asarray(values)
-    constraint = f"must be {'0 or more' if zeros else 'positive'} and finite, a number or a field"
+    constraint = f"must be {_BOUNDS[bound]}, a number or a field"
     raise ArgumentError(name, value, constraint, show_value=values.ndim == 0)
+
+
+def checked_templates(templates: Any, mask: Array | None) -> tuple[tuple[str, ...], tuple[Array, ...]]:
+    """Names of the amplitudes of templates and their fields, 0 behind the mask."""
+    if templates is not None and not isinstance(templates, Mapping):
+        remedy = 'for example {"dust": field}'
+        raise ArgumentError("templates", templates, "must map names of amplitudes to fields", remedy, show_value=False)
+    checked = {n: number_or_field(x, f"templates[{n!r}]", mask, bound="") for n, x in (templates or {}).items()}
+    return tuple(checked), tuple(masked(x, mask) for x in checked.values())
+
+
+def modulation(
+    amplitudes: tuple[str, ...], templates: tuple[Array, ...], parameters: Mapping[str, ArrayLike], dtype: Any
+) -> Array | float:
+    """1 + sum of amplitudes times templates."""
+    pairs = zip(amplitudes, templates, strict=True)
+    return 1 + sum(jnp.asarray(parameters[name], dtype) * template.astype(dtype) for name, template in pairs)
 
 
 def checked_mask(mask: Any) -> Array | None:

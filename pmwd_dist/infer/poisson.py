@@ -21,13 +21,16 @@ from pmwd_dist.infer.likelihoods import (
     Likelihood,
     checked_data,
     checked_mask,
+    checked_templates,
     log_positive,
     masked,
+    modulation,
     names_of,
     number_or_field,
     placed,
     positive_field,
     positive_or_name,
+    shown,
 )
 
 _SHIFT = 8  # from which Stirling's series is exact to 3e-10
@@ -39,14 +42,19 @@ class Poisson(Likelihood):
     With a dispersion alpha the counts are negative binomial, of the variance mean + alpha mean^2 (Kitaura et al. 2014,
     1407.1236): Poisson numbers whose means scatter by sqrt(alpha) in units of themselves.
 
+    With templates T, 1 + delta is multiplied by 1 + sum A T, with amplitudes A that are parameters.
+
     Bias can make predictions negative. Below 0.05, 1 + delta is replaced by 0.05 exp(20 (1 + delta) - 1), which is
     positive and continuous with its derivative. A lower floor needs shorter steps of a sampler, since the derivative of
     the log density of a galaxy in such a cell is the inverse of the floor.
 
     Args:
-      nbar: mean number in a cell where the selection is 1: a number or the name of a parameter.
+      nbar: mean number in a cell where the selection is 1: a number, a field or the name of a parameter.
       selection: field on the mesh, fraction of the galaxies that is observed; default: 1.
       mask: field on the mesh, true or 1 where there are data; default: everywhere.
+      bins: field on the mesh of whole numbers, the bin of each cell from 0 on, such as shells of distance. The mean
+        number of bin i is the parameter nbar_i, with the name that `nbar` is.
+      templates: fields on the mesh of systematics, such as dust or seeing, by the names of their amplitudes.
       dispersion: variance beyond Poisson's in units of the squared mean, a number or the name of a parameter; default:
         none.
 
@@ -61,38 +69,65 @@ class Poisson(Likelihood):
     mask: Array | None = eqx.field()
     name: str | None = eqx.field(static=True)
     dispersion: str | float | None = eqx.field(static=True)
+    bins: Array | None
+    means: tuple[str, ...] = eqx.field(static=True)
+    amplitudes: tuple[str, ...] = eqx.field(static=True)
+    templates: tuple[Array, ...]
 
-    def __init__(self, nbar: Any, *, selection: Any = None, mask: Any = None, dispersion: str | float | None = None):
-        self.name = nbar if isinstance(nbar, str) else None
+    def __init__(
+        self,
+        nbar: Any,
+        *,
+        selection: Any = None,
+        mask: Any = None,
+        bins: Any = None,
+        templates: Mapping[str, Any] | None = None,
+        dispersion: str | float | None = None,
+    ):
+        self.name = nbar if isinstance(nbar, str) and bins is None else None
         self.mask = checked_mask(mask)
         self.nbar = None if isinstance(nbar, str) else number_or_field(nbar, "nbar", self.mask)
         fraction = 1.0 if selection is None else selection
-        self.selection = number_or_field(fraction, "selection", self.mask, zeros=True)
+        self.selection = number_or_field(fraction, "selection", self.mask, bound="not negative")
         check_shares(masked(self.selection, self.mask), "selection")
         if not np.any(masked(self.selection, self.mask)):
             constraint = "is 0 in every cell" + ("" if self.mask is None else " that the mask shows")
             raise ArgumentError("selection", selection, constraint, "it is the fraction observed", show_value=False)
+        self.bins, self.means = (None, ()) if bins is None else self._checked_bins(bins, nbar)
+        self.amplitudes, self.templates = checked_templates(templates, self.mask)
         self.dispersion = None if dispersion is None else positive_or_name(dispersion, "dispersion")
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the parameters that need a prior."""
-        return names_of(self.name, self.dispersion)
+        return *self.positive, *self.amplitudes
 
     @property
     def positive(self) -> tuple[str, ...]:
         """Names of the parameters that must be positive."""
-        return names_of(self.name, self.dispersion)
+        return names_of(self.name, *self.means, self.dispersion)
+
+    def _checked_bins(self, bins: Any, nbar: Any) -> tuple[Array, tuple[str, ...]]:
+        """Bins, 0 behind the mask, and the names of their mean numbers."""
+        if not isinstance(nbar, str):
+            raise ArgumentError("nbar", nbar, "must be a name where there are bins", 'for example "nbar"')
+        values = np.asarray(number_or_field(bins, "bins", self.mask, bound=""))
+        seen = np.unique(values[shown(masked(self.selection, self.mask), values.shape)])
+        if not np.array_equal(seen, np.arange(len(seen))):
+            constraint = f"hold {', '.join(f'{x:g}' for x in seen[:5])}{', ...' * (len(seen) > 5)} where there are data"
+            raise ArgumentError("bins", bins, constraint, "number them 0, 1, 2, ... without gaps", show_value=False)
+        values = jnp.asarray(np.where(np.isin(values, seen), values, 0), jnp.int32)
+        return values, tuple(f"{nbar}_{i}" for i in range(len(seen)))
 
     def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Logarithm of the probability of the counts."""
-        field = masked(field, self.mask, 1)
+        density = self._density(masked(field, self.mask, 1), parameters)
         data = masked(data, self.mask).astype(field.dtype)
         selection = self.selection.astype(field.dtype)
         selected = selection > 0  # a selection of 0 allows no galaxies
         factor = jnp.asarray(self._nbar(parameters), field.dtype) * jnp.where(selected, selection, 1)
-        log_mean = jnp.log(factor) + log_positive(field)  # the mean itself may underflow
-        mean = self.mean(field, parameters)
+        log_mean = jnp.log(factor) + log_positive(density)  # the mean itself may underflow
+        mean = selection * jnp.asarray(self._nbar(parameters), field.dtype) * positive_field(density)
         terms = data * log_mean - gammaln(data + 1)
         if self.dispersion is None:
             terms = terms - mean
@@ -104,8 +139,12 @@ class Poisson(Likelihood):
 
     def mean(self, field: Array, parameters: Mapping[str, ArrayLike]) -> Array:
         """Expected number of galaxies in each cell."""
-        mean = jnp.asarray(self._nbar(parameters), field.dtype) * positive_field(field)
+        mean = jnp.asarray(self._nbar(parameters), field.dtype) * positive_field(self._density(field, parameters))
         return self.selection.astype(field.dtype) * mean
+
+    def _density(self, field: Array, parameters: Mapping[str, ArrayLike]) -> Array:
+        """The field times its systematics."""
+        return field * modulation(self.amplitudes, self.templates, parameters, field.dtype)
 
     def draw(self, key: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Random counts."""
@@ -130,7 +169,9 @@ class Poisson(Likelihood):
 
     def check(self, data: Any, config: Config) -> None:
         """Raise ValueError unless data are counts where the mask shows them, and 0 where the selection is 0."""
-        data = checked_data(data, config, self.mask, selection=self.selection, nbar=self.nbar)
+        fields = {f"templates[{name!r}]": x for name, x in zip(self.amplitudes, self.templates, strict=True)}
+        fields |= {} if self.bins is None else {"bins": self.bins}
+        data = checked_data(data, config, self.mask, selection=self.selection, nbar=self.nbar, **fields)
         data = np.asarray(masked(data, self.mask))
         wrong = (data < 0) | (data != np.rint(data))
         if wrong.any():
@@ -142,6 +183,7 @@ class Poisson(Likelihood):
     def contrast(self, data: Array, parameters: Mapping[str, ArrayLike]) -> Array:
         """Counts over their mean, minus 1; 0 without data."""
         mean = self._nbar(parameters) * self.selection
+        mean = mean * positive_field(self._density(jnp.ones_like(data), parameters))
         contrast = masked(data, self.mask) / jnp.where(mean > 0, mean, 1) - 1
         return masked(jnp.where(mean > 0, contrast, 0), self.mask)
 
@@ -152,7 +194,10 @@ class Poisson(Likelihood):
         return 1 / jnp.mean(mean / (1 + more))
 
     def _nbar(self, parameters: Mapping[str, ArrayLike]) -> Any:
-        return value_of(self.name or self.nbar, parameters)
+        if self.bins is None:
+            return value_of(self.name or self.nbar, parameters)
+        each = (jnp.where(self.bins == i, jnp.asarray(parameters[name]), 0) for i, name in enumerate(self.means))
+        return sum(each)  # the slope of a gather would be a sum in any order
 
     def _dispersion(self, parameters: Mapping[str, ArrayLike], dtype: Any) -> Array:
         return jnp.asarray(value_of(self.dispersion, parameters), dtype)

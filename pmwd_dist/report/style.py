@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import numpy as np
 
 from pmwd_dist._files import atomic_write
-from pmwd_dist.cosmology.sampled_parameters import SYMBOLS
+from pmwd_dist.cosmology.sampled_parameters import symbol_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 # Okabe & Ito (2008), distinct to colour-blind readers too; without yellow, which is too light for a line.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DPI = 160
-_SIGNS = {r"\sigma": "&sigma;", r"\Omega": "&Omega;", r"\nabla": "&nabla;", r"\bar n": "n&#772;"}
+_SIGNS = {
+    r"\alpha": "&alpha;",
+    r"\delta": "&delta;",
+    r"\sigma": "&sigma;",
+    r"\Omega": "&Omega;",
+    r"\nabla": "&nabla;",
+    r"\bar n": "n&#772;",
+}
 P = ParamSpec("P")
 _STYLE: Any = {
     "font.size": 13,
@@ -82,12 +89,13 @@ def figure_of(axes: Axes) -> Figure:
 
 def latex(name: str) -> str:
     """Name of a parameter in a figure."""
-    return f"${SYMBOLS[name]}$" if name in SYMBOLS else name
+    symbol = symbol_of(name)
+    return f"${symbol}$" if symbol else name
 
 
 def markup(name: str) -> str:
     """Name of a parameter in HTML."""
-    text = "log density" if name == "logdensity" else SYMBOLS.get(name, html.escape(name))
+    text = "log density" if name == "logdensity" else symbol_of(name) or html.escape(name)
     for command, sign in _SIGNS.items():
         text = text.replace(command, sign)
     return re.sub(r"\^2", "<sup>2</sup>", re.sub(r"_(?:\{(.*)\}|(\w))", r"<sub>\1\2</sub>", text))

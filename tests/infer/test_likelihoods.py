@@ -115,18 +115,16 @@ def test_noise_that_follows_the_density_agrees_with_scipy(config: pmd.Config, fi
     def run(likelihood: Any, numbers: Any) -> Any:
         return likelihood.logdensity(jnp.asarray(data), jnp.asarray(field), numbers, config)
 
-    def reference(sigma: float, slope: float) -> Any:
-        return stats.norm.logpdf(data, field, sigma * np.sqrt(1 + slope * (field - 1))).sum() + 60 * np.log(2 * np.pi)
+    def reference(x: dict[str, float]) -> Any:
+        width = x["sd"] * np.sqrt(1 + x["s"] * (field - 1))
+        return stats.norm.logpdf(data, field, width).sum() + 60 * np.log(2 * np.pi)
 
-    likelihood, h = infer.Gaussian("sd", slope="s"), 1e-6
+    likelihood = infer.Gaussian("sd", slope="s")
     assert likelihood.names == ("sd", "s") and likelihood.positive == ("sd",)
-    value, slopes = jax.value_and_grad(lambda numbers: run(likelihood, numbers))({"sd": sigma, "s": slope})
-    assert float(value) == pytest.approx(reference(sigma, slope), rel=1e-12)
-    by_sigma, by_slope = (
-        (reference(sigma + a, slope + b) - reference(sigma - a, slope - b)) / (2 * h) for a, b in ((h, 0), (0, h))
-    )
-    assert float(slopes["sd"]) == pytest.approx(by_sigma, rel=1e-6)
-    assert float(slopes["s"]) == pytest.approx(by_slope, rel=1e-6)
+    numbers = {"sd": sigma, "s": slope}
+    value, slopes = jax.value_and_grad(lambda numbers: run(likelihood, numbers))(numbers)
+    assert float(value) == pytest.approx(reference(numbers), rel=1e-12)
+    assert {name: float(x) for name, x in slopes.items()} == pytest.approx(differences(reference, numbers), rel=1e-6)
     # Noise of no density, which a strong slope makes negative, stays positive.
     assert np.isfinite(float(run(infer.Gaussian(sigma, slope=50.0), {})))
     k = np.sqrt(sum(k_**2 for k_ in problems.wavevectors(SHAPE, config.box_size)))
@@ -166,6 +164,52 @@ def test_counts_with_a_dispersion_agree_with_scipy(config: pmd.Config, field: np
         assert float(slope) == pytest.approx(limit if alpha == 1e-6 else difference, rel=1e-4)
         single, _ = run(*(jnp.asarray(x, jnp.float32) for x in (alpha, draws[0], field)))
         assert float(single) == pytest.approx(float(value), rel=2e-6)
+
+
+def differences(function: Any, numbers: dict[str, float], step: float = 1e-6) -> dict[str, float]:
+    """Derivatives with each number, by differences."""
+    ends = {n: [function(numbers | {n: x + s}) for s in (step, -step)] for n, x in numbers.items()}
+    return {name: (high - low) / (2 * step) for name, (high, low) in ends.items()}
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "poisson", "dispersed"])
+def test_systematics_and_bins_agree_with_scipy(kind: str, config: pmd.Config, field: np.ndarray) -> None:
+    """Values and slopes with each mean number and amplitude."""
+    rng = np.random.default_rng(6)
+    dust, stars, selection = *rng.uniform(-1, 1, (2, *SHAPE)), rng.uniform(0.3, 1, SHAPE)
+    numbers, bins = {"dust": 0.3, "stars": -0.2}, np.indices(SHAPE)[0] // 2
+    templates: Any = {"dust": dust, "stars": stars}
+    counts: Any = {"selection": selection, "bins": np.where(MASK, bins, -7), "templates": templates, "mask": MASK}
+    if kind == "gaussian":
+        likelihood: Any = infer.Gaussian(0.4, templates=templates, mask=MASK)
+    else:
+        numbers = {"n_0": 8.0, "n_1": 3.0} | numbers | ({"alpha": 0.4} if kind == "dispersed" else {})
+        likelihood = infer.Poisson("n", **counts, dispersion="alpha" if kind == "dispersed" else None)
+    assert set(likelihood.names) == set(numbers)
+
+    def mean(x: dict[str, float]) -> Any:
+        modulated = field * (1 + x["dust"] * dust + x["stars"] * stars)
+        return modulated if kind == "gaussian" else modulated * selection * np.where(bins, x["n_1"], x["n_0"])
+
+    def reference(x: dict[str, float]) -> Any:
+        if kind == "gaussian":
+            return (stats.norm.logpdf(data, mean(x), 0.4) + 0.5 * np.log(2 * np.pi))[MASK == 1].sum()
+        if kind == "poisson":
+            return stats.poisson.logpmf(data, mean(x))[MASK == 1].sum()
+        return stats.nbinom.logpmf(data, 1 / x["alpha"], 1 / (1 + x["alpha"] * mean(x)))[MASK == 1].sum()
+
+    np.testing.assert_allclose(likelihood.mean(jnp.asarray(field), numbers)[MASK == 1], mean(numbers)[MASK == 1])
+    data = np.asarray(likelihood.draw(jax.random.key(0), jnp.asarray(field), numbers, config))
+    likelihood.check(data, config)
+    run = jax.jit(jax.value_and_grad(lambda x: likelihood.logdensity(jnp.asarray(data), jnp.asarray(field), x, config)))
+    value, slopes = run(numbers)
+    np.testing.assert_allclose(value, reference(numbers), rtol=1e-8)
+    np.testing.assert_allclose(
+        [slopes[n] for n in numbers], [*differences(reference, numbers).values()], rtol=1e-5, atol=1e-5
+    )
+    # The mean prediction of no density has no contrast.
+    ones = likelihood.mean(jnp.ones(SHAPE), numbers)
+    np.testing.assert_allclose(likelihood.contrast(ones, numbers), 0, atol=1e-12)
 
 
 @pytest.mark.parametrize("depth", [0.5, 1.0, 5.0, 1e3])
@@ -235,6 +279,8 @@ def masked_likelihoods(hidden: float) -> dict[str, Any]:
         "gaussian": infer.Gaussian(where, mask=MASK),
         "free gaussian": infer.Gaussian("x", mask=MASK),
         "sloped gaussian": infer.Gaussian(where, slope="x", mask=MASK),
+        "gaussian with a template": infer.Gaussian(0.7, templates={"x": where}, mask=MASK),
+        "poisson with a template": infer.Poisson(0.7, templates={"x": where}, mask=MASK),
         "poisson": infer.Poisson(where, mask=MASK),
         "dispersed poisson": infer.Poisson(where, mask=MASK, dispersion="x"),
         "selected poisson": infer.Poisson("x", selection=where, mask=MASK),
@@ -304,6 +350,13 @@ def test_masked_arrays_of_numpy_are_refused(call: Any, name: str, config: pmd.Co
         (lambda: infer.Gaussian(0.0), "sigma=0.0 must be positive and finite"),
         (lambda: infer.Gaussian(1.0, mask=np.zeros(SHAPE)), "mask hides every cell"),
         (lambda: infer.Gaussian(1.0, mask=0.5 * np.ones(SHAPE)), "mask must hold only 0 and 1"),
+        (lambda: infer.Poisson(1.0, bins=FRONT), "nbar=1.0 must be a name where there are bins"),
+        (lambda: infer.Poisson("n", bins=2 * FRONT), "bins hold 0, 2 where there are data; number them 0, 1, 2"),
+        (lambda: infer.Gaussian(1.0, templates=[FRONT]), "templates must map names of amplitudes to fields"),
+        (
+            lambda: infer.Gaussian(1.0, templates={"A": np.full(SHAPE, np.inf)}),
+            "templates.'A'. must be finite, a number or a",
+        ),
         (lambda: infer.Poisson(1.0, dispersion=0.0), "dispersion=0.0 must be positive; or pass the name"),
         (lambda: infer.Gaussian(1.0, slope=np.nan), "slope=nan must be a finite number"),
         (lambda: infer.Gaussian(1.0, small_scale_noise=0.0), "small_scale_noise=0.0 must be a finite number from 0.1"),

@@ -50,10 +50,11 @@ def test_the_axes_of_a_distribution_end_where_it_does() -> None:
     assert low == pytest.approx(0.3 * np.exp(-100)) and 1 < high < 10
 
 
-@pytest.mark.parametrize("name", SYMBOLS)
+@pytest.mark.parametrize("name", [*SYMBOLS, "nbar_3", "template_12"])
 def test_labels_of_parameters_are_html_without_latex(name: str) -> None:
     assert "\\" not in markup(name) and "{" not in markup(name)
     assert markup("Omega_m") == "&Omega;<sub>m</sub>" and markup("a<b") == "a&lt;b"
+    assert markup("template_12") == "A<sub>12</sub>" and markup("template_x") == "template<sub>x</sub>"
 
 
 def test_text_of_users_is_escaped_in_the_page(tmp_path: Path) -> None:

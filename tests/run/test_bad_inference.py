@@ -19,6 +19,7 @@ from inferences import LENSING, SMALL, plan_of
 import pmwd_dist as pmd
 from pmwd_dist.run.common.fingerprint import differences, identity
 from pmwd_dist.run.common.folder import prepare_folder
+from pmwd_dist.run.inference.inputs import draw_mock
 from pmwd_dist.run.settings import SettingsError
 
 pytestmark = pytest.mark.usefixtures("no_memory")
@@ -33,6 +34,9 @@ WRONG = {
         "likelihood.slope=1.0",
         'priors.slope={ kind = "normal", mean = 0.0, sd = 1.0 }',
     ],
+    "data.bins: needs likelihood.kind = .poisson. with priors.nbar": ["data.bins=a.npy"],
+    "data.templates: needs a prior of their amplitudes; add priors.template": ['data.templates=["a.npy"]'],
+    "priors.template: is of data.templates": ['priors.template={ kind = "normal", mean = 0.0, sd = 1.0 }'],
     'model.window = "nearest": is of particles as galaxies; use bias = "lagrangian"': ["model.window=nearest"],
     'has low = 3.0, which must be less than high=2.0; for example { kind = "uniform"': [
         'priors.b1={ kind = "uniform", low = 3.0, high = 2.0 }'
@@ -198,6 +202,10 @@ def broken(value: float) -> np.ndarray:
     return values
 
 
+FREE = ['priors.nbar={ kind = "lognormal", median = 2.0, sd = 0.3 }']
+AMPLITUDE = 'priors.template={ kind = "normal", mean = 0.0, sd = 0.2 }'
+
+
 @pytest.mark.parametrize(
     ("arrays", "overrides", "message"),
     [
@@ -207,6 +215,17 @@ def broken(value: float) -> np.ndarray:
         ({"mask": np.zeros((4, 4, 4))}, [], "data.mask = .*: hides every cell"),
         ({"selection": np.zeros((4, 4, 4))}, ["likelihood.kind=poisson"], "data.selection = .*: is 0 in every cell"),
         ({"mask": broken(0.5)}, [], "data.mask = .*: must hold only 0 and 1"),
+        (
+            {"bins": broken(2)},
+            ["likelihood.kind=poisson", *FREE],
+            r"data.bins = .*: hold 1, 2 where there are data; nu",
+        ),
+        ({"templates": broken(np.nan)}, [AMPLITUDE], r"data.templates = \[.*\]: must be finite, a number or a field"),
+        (
+            {"templates": np.ones((4, 4, 8))},
+            [AMPLITUDE],
+            r"data.templates = .*: has the shape \[4, 4, 8\], and box.mesh",
+        ),
         ({"sigma": broken(0)}, [], 'likelihood.sigma = ".*sigma.npy": must be positive and finite'),
         ({"sigma": np.ones((4, 4, 8))}, [], r"likelihood.sigma = .*: has the shape \[4, 4, 8\], and box.mesh"),
         ({"file": np.array(["a"])}, [], "holds <U1, no real numbers"),
@@ -219,7 +238,8 @@ def test_wrong_data_are_named(arrays: dict[str, Any], overrides: list[str], mess
     for name, values in arrays.items():
         put(tmp_path, name, values)
         overrides = [*overrides, f"{'likelihood' if name == 'sigma' else 'data'}.{name}={name}.npy"]
-    counts = SMALL.replace("sigma = 0.5", "nbar = 2.0") if "likelihood.kind=poisson" in overrides else SMALL
+    number = "" if FREE[0] in overrides else "nbar = 2.0"
+    counts = SMALL.replace("sigma = 0.5", number) if "likelihood.kind=poisson" in overrides else SMALL
     with pytest.raises(SettingsError, match=message):
         plan_of(tmp_path / "run", *overrides, text=counts)
 
@@ -260,6 +280,26 @@ def test_a_table_is_named_with_its_sigma8(tmp_path: Path) -> None:
     text, _, sigma8 = line.partition(", sigma8 = ")
     assert text.endswith("p.txt")
     assert float(sigma8) == pytest.approx(variance**0.5, rel=1e-3)
+
+
+def test_bins_and_templates_have_a_parameter_each(tmp_path: Path) -> None:
+    put(tmp_path, "bins", np.indices((4, 4, 4))[0] // 2)
+    for name in "ab":
+        put(tmp_path, name, np.random.default_rng(0).uniform(-1, 1, (4, 4, 4)))
+    counts = SMALL.replace("sigma = 0.5", 'kind = "poisson"')
+    given = ["data.bins=bins.npy", 'data.templates=["a.npy", "b.npy"]', "data.truth={ nbar = 3.0 }", *FREE, AMPLITUDE]
+    plan = plan_of(tmp_path / "run", *given, text=counts)
+    names = ("nbar_0", "nbar_1", "template_0", "template_1")
+    assert set(plan.model.priors) == {"b1", *names} and set(plan.model.likelihood.names) == set(names)
+    truth = draw_mock(plan, [].append)
+    assert truth["parameters/nbar_0"] == truth["parameters/nbar_1"] == pytest.approx(3)
+    assert truth["parameters/template_0"] != truth["parameters/template_1"]
+    settings = plan.settings.priors
+    assert settings.distribution("nbar_1") == plan.model.priors["nbar_1"] and settings.distribution("b1").mean == 1.5
+    first = identity(plan)
+    put(tmp_path, "b", np.ones((4, 4, 4)))
+    changed = differences(first, identity(plan_of(tmp_path / "run", *given, text=counts)), "the run")
+    assert [line.partition(" = ")[0] for line in changed] == ["data.templates"]
 
 
 def test_noise_of_each_cell_is_read_and_part_of_what_a_run_is(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.cosmology.sampled_parameters import SYMBOLS
+from pmwd_dist.cosmology.sampled_parameters import symbol_of
 from pmwd_dist.infer.chain.chain import Chain
 
 
@@ -71,7 +71,7 @@ def as_getdist(chain: Chain, *, labels: Mapping[str, str] | None = None, **optio
     if not isinstance(labels := {} if labels is None else labels, Mapping) or set(labels) - set(names):
         remedy = r'pass {"sigma8": r"\sigma_8"}'
         raise ArgumentError("labels", labels, f"must be a mapping from some of the parameters {names}", remedy)
-    symbols = [labels.get(name, SYMBOLS.get(name, name)) for name in names]
+    symbols = [labels.get(name, symbol_of(name) or name) for name in names]
     samples = np.stack([chain.parameters[name] for name in names], axis=-1)
     default: dict[str, Any] = {"sampler": "mcmc"}
     loglikes = list(-chain.logdensity)

@@ -13,7 +13,9 @@ from pmwd_dist.run.settings import InferenceSettings
 
 def make_likelihood(settings: InferenceSettings, forward: Any, data: Mapping[str, np.ndarray]) -> infer.Likelihood:
     """The likelihood of these settings, a forward model and the arrays of files, by key."""
-    section, mask = settings.likelihood, data.get("data.mask")
+    section = settings.likelihood
+    templates = {f"template_{i}": x for i, x in enumerate(data.get("data.templates", ()))}
+    common: dict[str, Any] = {"mask": data.get("data.mask"), "templates": templates}
 
     def number(name: str) -> Any:
         """A number of the settings, or the name of a parameter with a prior."""
@@ -23,14 +25,14 @@ def make_likelihood(settings: InferenceSettings, forward: Any, data: Mapping[str
         case "gaussian":
             options: Any = {"k_max": section.k_max, "small_scale_noise": section.small_scale_noise}
             sigma = data.get("likelihood.sigma", number("sigma"))
-            return infer.Gaussian(sigma, mask=mask, slope=number("slope"), **options)
+            return infer.Gaussian(sigma, slope=number("slope"), **options, **common)
         case "poisson":
-            selection = data.get("data.selection")
-            return infer.Poisson(number("nbar"), mask=mask, selection=selection, dispersion=number("dispersion"))
+            options = {"selection": data.get("data.selection"), "bins": data.get("data.bins")}
+            return infer.Poisson(number("nbar"), dispersion=number("dispersion"), **options, **common)
         case "lensing":
             density = section.density or ()
             each = density[0] if len(density) == 1 else density
-            return infer.ShapeNoise(forward, each, ellipticity=section.ellipticity, mask=mask)
+            return infer.ShapeNoise(forward, each, ellipticity=section.ellipticity, mask=common["mask"])
 
 
 def unusual_data(settings: InferenceSettings, data: np.ndarray, selection: np.ndarray | None) -> str | None:

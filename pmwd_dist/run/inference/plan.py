@@ -19,7 +19,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import filter_jit
 from pmwd_dist.cosmology.parameters import Parameters
 from pmwd_dist.cosmology.sampled import cosmology_at
-from pmwd_dist.cosmology.sampled_parameters import BIASES, NAMES, PARAMETERS
+from pmwd_dist.cosmology.sampled_parameters import BIASES, KEYS, NAMES, PARAMETERS, split_index
 from pmwd_dist.infer.chain.folder import chain_files
 from pmwd_dist.infer.constants import TRAJECTORIES
 from pmwd_dist.infer.likelihoods import data_warning, shown
@@ -50,6 +50,7 @@ _ARGUMENTS = {
     "data": "data.file",
     "mask": "data.mask",
     "selection": "data.selection",
+    "bins": "data.bins",
     "data.shape": "data.file",
     "mask.shape": "data.mask",
     **{name: f"likelihood.{name}" for name in LikelihoodSection.model_fields},
@@ -274,9 +275,12 @@ def make_model(settings: InferenceSettings, simulation: SimulationSetup, data: d
     Raises:
       ArgumentError: incompatible parts, or data out of range.
     """
-    priors = settings.priors.distributions
     config, forward = simulation.config, _forward(settings, simulation)
     likelihood = make_likelihood(settings, forward, data)
+    counts = {"template": len(data.get("data.templates", ()))}
+    if isinstance(likelihood, infer.Poisson) and likelihood.bins is not None:
+        counts["nbar"] = len(likelihood.means)
+    priors = settings.priors.distributions(counts)
     nothing = np.zeros(forward.layout[0])  # until a mock is drawn
     with np.errstate(over="ignore"):
         observed = data.get("data.file", nothing).astype(np.dtype(jnp.result_type(float)))
@@ -318,32 +322,40 @@ def _maps(settings: InferenceSettings, simulation: SimulationSetup, **options: A
 def truth_of(plan: InferencePlan) -> dict[str, float]:
     """Parameters of a mock: the given values, else the values of their own sections."""
     settings, found = plan.settings, dict[str, float]()
-    for name in settings.priors.given:
-        value = (settings.data.truth or {}).get(name)
+    for name in plan.model.priors:
+        key = KEYS[split_index(name)[0]]
+        value = (settings.data.truth or {}).get(key)
         for section in (settings.cosmology, settings.model, settings.likelihood):
-            value = getattr(section, name, None) if value is None else value
+            value = getattr(section, key, None) if value is None else value
         if value is not None:
-            found[NAMES[name]] = float(value)
+            found[name] = float(value)
     return found
 
 
 def _read_files(settings: InferenceSettings) -> tuple[dict[str, np.ndarray], list[str]]:
     """Arrays of the files by key, and problems."""
-    named = {f"data.{name}": getattr(settings.data, name) for name in ("file", "mask", "selection")}
+    named = {f"data.{name}": getattr(settings.data, name) for name in ("file", "mask", "selection", "bins")}
     files = {key: value for key, value in named.items() if value not in (None, "mock")}
     if isinstance(settings.likelihood.sigma, str):
         files["likelihood.sigma"] = settings.likelihood.sigma
     cone = settings.observe.light_cone
     if not settings.likelihood.maps or cone is None:
-        return read_files(files, settings.box.mesh)
+        arrays, problems = read_files(files, settings.box.mesh)
+        key, named = "data.templates", settings.data.templates or ()
+        templates = [read_files({key: name}, settings.box.mesh) for name in named]
+        problems += [text for _, texts in templates for text in texts]
+        if named and not problems:
+            arrays[key] = np.stack([found[key] for found, _ in templates])
+        return arrays, problems
     one = (cone.rays, cone.rays) if cone.sky == "flat" else (pixel_count(cone.nside),)
     return read_files(files, (len(cone.sources), *one), one)
 
 
 def _translated(error: ArgumentError, settings: InferenceSettings) -> str:
     """Message of an error of the library, with the key of the file in place of the argument."""
-    keys = {f"priors[{NAMES[name]!r}]": f"priors.{name}" for name in settings.priors.given}
-    path = (_ARGUMENTS | keys).get(error.argument)
+    name, bracket, index = error.argument.partition("[")
+    keys = {"priors": f"priors.{KEYS.get(split_index(index[1:-2])[0])}", "templates": "data.templates"}
+    path = keys.get(name) if bracket else _ARGUMENTS.get(name)
     if path is None:
         return str(error)
     section, key = path.split(".")

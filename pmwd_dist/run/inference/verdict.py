@@ -153,7 +153,8 @@ def redraw_chains(folder: Path) -> list[Path]:
 def _chain_figures(chain: infer.Chain, truth: dict[str, float], settings: InferenceSettings) -> Figures:
     figures: Figures = {"traces.png": partial(plot.traces, chain, truth=truth)}
     if chain.parameters:
-        figures["corner.png"] = partial(plot.corner, chain, priors=settings.priors.distributions, truth=truth)
+        priors = {name: settings.priors.distribution(name) for name in chain.parameters}
+        figures["corner.png"] = partial(plot.corner, chain, priors=priors, truth=truth)
     if chain.projections:
         figures["mixing.png"] = partial(plot.mixing, chain, r_hat=settings.checks.r_hat, ess=settings.checks.ess)
     return figures

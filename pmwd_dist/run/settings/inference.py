@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.cosmology.sampled_parameters import NAMES, PARAMETERS
+from pmwd_dist.cosmology.sampled_parameters import KEYS, NAMES, PARAMETERS, split_index
 from pmwd_dist.infer import priors
 from pmwd_dist.infer.constants import ENERGY_VARIANCE
 from pmwd_dist.infer.filtered_noise import SMALL_SCALE_NOISE
@@ -92,6 +92,18 @@ class Data(Section):
     mask: File | None = about("file with 1 where there are data, and 0 elsewhere", None, "survey.h5:/mask")
     selection: File | None = about(
         "file with the fraction of the galaxies that is observed; of Poisson counts", None, "survey.h5:/selection"
+    )
+    bins: File | None = about(
+        "file with the bin of each cell, 0, 1, 2, ..., such as shells of distance; each bin has a mean number of "
+        "galaxies of its own, with the prior of nbar",
+        None,
+        "survey.h5:/bins",
+    )
+    templates: Annotated[tuple[File, ...], BeforeValidator(one_or_several)] | None = about(
+        "files with fields T of systematics: predictions are multiplied by 1 + sum of A T, with amplitudes A that have "
+        "the prior of template",
+        None,
+        ["survey.h5:/dust"],
     )
     truth: dict[str, float] | None = about(
         "parameters of the mock; default: values of [cosmology] and [model], else drawn from their priors",
@@ -189,10 +201,17 @@ class Priors(create_model("Priors", __base__=Section, **_ROWS)):
         """Those that are listed, by their keys."""
         return {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
 
-    @property
-    def distributions(self) -> dict[str, Any]:
-        """Their distributions, by the names of the library."""
-        return {NAMES[name]: table.build() for name, table in self.given.items()}
+    def distributions(self, counts: Mapping[str, int]) -> dict[str, Any]:
+        """Their distributions, by the names of the library: NAME_0, NAME_1, ... of those with several numbers."""
+        found = dict[str, Any]()
+        for name, table in ((NAMES[key], table) for key, table in self.given.items()):
+            each = [f"{name}_{i}" for i in range(counts[name])] if name in counts else [name]
+            found |= dict.fromkeys(each, table.build())
+        return found
+
+    def distribution(self, name: str) -> Any:
+        """The distribution of a parameter, by its name in the library."""
+        return self.given[KEYS[split_index(name)[0]]].build()
 
 
 class Start(Section):

@@ -22,7 +22,7 @@ def inference_problems(settings: InferenceSettings) -> list[str]:
         if output.name not in settings.observables:
             problems.append(f"[observe.{output.name}]: unknown section of an inference; leave it out")
         problems += output.problems(settings.box)
-    for part in (_noise, _likelihood, _lensing, _model, _priors, _truth, _chains):
+    for part in (_noise, _likelihood, _shapes, _systematics, _lensing, _model, _priors, _truth, _chains):
         problems += part(settings)
     return problems
 
@@ -46,15 +46,6 @@ def _likelihood(settings: InferenceSettings) -> Problems:
         elif kind != likelihood.kind:
             for section in ["likelihood"] * fixed + ["priors"] * free:
                 yield f"{section}.{name}: a {likelihood.kind} likelihood has none; leave it out"
-    for kind, names in SHAPES.items():
-        for name in names:
-            given = ["likelihood"] * (getattr(likelihood, name) is not None) + ["priors"] * (
-                name in settings.priors.given
-            )
-            if kind == likelihood.kind and len(given) == 2:
-                yield f"likelihood.{name}: is fixed, and has a prior; leave one of them out"
-            for section in given if kind != likelihood.kind else ():
-                yield f"{section}.{name}: is of a {kind} likelihood; leave it out"
     if data.selection is not None and likelihood.kind != "poisson":
         yield 'data.selection: is of counts; use likelihood.kind = "poisson", or data.mask'
     if likelihood.k_max is not None and likelihood.kind != "gaussian":
@@ -63,6 +54,31 @@ def _likelihood(settings: InferenceSettings) -> Problems:
     couples = data.mask is not None or isinstance(likelihood.sigma, str) or sloped
     if likelihood.small_scale_noise != SMALL_SCALE_NOISE and not (likelihood.k_max and couples):
         yield "likelihood.small_scale_noise: needs k_max, and data.mask, a file of sigma or a slope; leave it out"
+
+
+def _shapes(settings: InferenceSettings) -> Problems:
+    """Rules on optional numbers of the noise, which may have priors."""
+    likelihood = settings.likelihood
+    for kind, names in SHAPES.items():
+        for name in names:
+            fixed, free = getattr(likelihood, name) is not None, name in settings.priors.given
+            given = ["likelihood"] * fixed + ["priors"] * free
+            if kind == likelihood.kind and len(given) == 2:
+                yield f"likelihood.{name}: is fixed, and has a prior; leave one of them out"
+            for section in given if kind != likelihood.kind else ():
+                yield f"{section}.{name}: is of a {kind} likelihood; leave it out"
+
+
+def _systematics(settings: InferenceSettings) -> Problems:
+    likelihood, data = settings.likelihood, settings.data
+    if data.bins is not None and not (likelihood.kind == "poisson" and "nbar" in settings.priors.given):
+        yield 'data.bins: needs likelihood.kind = "poisson" with priors.nbar, which each bin has; leave it out'
+    if data.templates is not None and "template" not in settings.priors.given:
+        yield "data.templates: needs a prior of their amplitudes; add priors.template"
+    if data.templates is None and "template" in settings.priors.given:
+        yield "priors.template: is of data.templates; leave it out"
+    if data.templates is not None and likelihood.maps:
+        yield "data.templates: is of a field on the mesh; leave it out"
 
 
 def _lensing(settings: InferenceSettings) -> Problems:
