@@ -26,8 +26,8 @@ class LagrangianGalaxies(Observable):
     """Density of galaxies with a Lagrangian bias (`observe.LagrangianBias`), an `observable` of `Simulation`.
 
     Args:
-      b1, b2, bs2, bnabla2, bphi, bphidelta: bias parameters, as numbers or names; the last two act where the model has
-        f_nl.
+      b1, b2, bs2, bnabla2, bphi, bphidelta, b3, bdeltas2, bs3: bias parameters, as numbers or names; bphi and bphidelta
+        act where the model has f_nl.
       smoothing: radius of the filter on the linear density [Mpc/h], as in `observe.bias_weights`.
       line_of_sight: "x", "y" or "z" for redshift space; None: real space.
       linear_power: linear P(k), for bphi and bphidelta; None: the one of the `Simulation`.
@@ -40,6 +40,9 @@ class LagrangianGalaxies(Observable):
     bnabla2: str | float = eqx.field(static=True, default=0.0)
     bphi: str | float = eqx.field(static=True, default=0.0)
     bphidelta: str | float = eqx.field(static=True, default=0.0)
+    b3: str | float = eqx.field(static=True, default=0.0)
+    bdeltas2: str | float = eqx.field(static=True, default=0.0)
+    bs3: str | float = eqx.field(static=True, default=0.0)
     smoothing: float | None = eqx.field(static=True, default=None)
     line_of_sight: str | None = eqx.field(static=True, default=None)
     linear_power: Any = None

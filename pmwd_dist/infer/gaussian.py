@@ -31,7 +31,8 @@ from pmwd_dist.infer.likelihoods import (
     placed,
     positive_field,
 )
-from pmwd_dist.parallel.fft import prfft3d
+from pmwd_dist.parallel.fft import pirfft3d, prfft3d
+from pmwd_dist.pm.fourier import counted_modes
 
 
 class Gaussian(Likelihood):
@@ -56,6 +57,8 @@ class Gaussian(Likelihood):
         a parameter: 1 like a Poisson process; default: 0. The factor stays positive, as the mean of `Poisson`.
       small_scale_noise: standard deviation of the noise of modes beyond k_max, in units of sigma, if there is a mask, a
         field of sigma or a slope; without them these modes are left out.
+      noise_k2: change c of the noise's power with the wavenumber, sigma^2 (1 + c k^2) [(Mpc/h)^2] (Desjacques, Jeong &
+        Schmidt 2018, sec. 2.8), a number or the name of a parameter; default: 0. It needs the same noise in all cells.
       templates: fields on the mesh of systematics, such as dust or seeing, by the names of their amplitudes.
 
     Raises:
@@ -69,6 +72,7 @@ class Gaussian(Likelihood):
     k_max: float | None = eqx.field(static=True)
     slope: str | float | None = eqx.field(static=True)
     small_scale_noise: float = eqx.field(static=True)
+    noise_k2: str | float | None = eqx.field(static=True)
     amplitudes: tuple[str, ...] = eqx.field(static=True)
     templates: tuple[Array, ...]
 
@@ -80,6 +84,7 @@ class Gaussian(Likelihood):
         k_max: float | None = None,
         slope: str | float | None = None,
         small_scale_noise: float = SMALL_SCALE_NOISE,
+        noise_k2: str | float | None = None,
         templates: Mapping[str, Any] | None = None,
     ):
         self.name = sigma if isinstance(sigma, str) else None
@@ -91,31 +96,50 @@ class Gaussian(Likelihood):
         self.k_max = None if k_max is None else float(k_max)
         self.small_scale_noise = float(small_scale_noise)
         self.slope = None if slope is None else number_or_name(slope, "slope")
+        self.noise_k2 = None if noise_k2 is None else number_or_name(noise_k2, "noise_k2")
+        if self.noise_k2 is not None and not self._uniform:
+            constraint = "can't be used with a mask, a field of sigma or a slope, which couple modes"
+            raise ArgumentError("noise_k2", noise_k2, constraint, "leave it out")
         self.amplitudes, self.templates = checked_templates(templates, self.mask)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the parameters that need a prior."""
-        return names_of(self.name, self.slope, *self.amplitudes)
+        return names_of(self.name, self.slope, self.noise_k2, *self.amplitudes)
 
     @property
     def _uniform(self) -> bool:
         """Whether the noise is the same in all cells, so that its modes are independent."""
-        return self.mask is None and self.slope is None and jnp.ndim(self.sigma) == 0
+        return self.mask is None and self.slope is None and (self.sigma is None or self.sigma.ndim == 0)
 
     def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Logarithm of the density of the data, up to a constant."""
-        if self.k_max is not None and self._uniform:
+        if self._uniform and (self.k_max is not None or self.noise_k2 is not None):
             sigma, weight = self._sigma(field, parameters), compared_modes(self.k_max, config, field.dtype)
             field = self.mean(field, parameters)
             modes = prfft3d(data - field, config.decomposition, norm="ortho")  # 1 is the variance of a cell
-            chi2 = jnp.sum(weight * (modes.real**2 + modes.imag**2)) / sigma**2
-            return -0.5 * chi2 - jnp.sum(weight) * jnp.log(sigma)
+            logs = self._log_power(parameters, config, field.dtype)
+            chi2 = jnp.sum(weight * jnp.exp(-logs) * (modes.real**2 + modes.imag**2)) / sigma**2
+            return -0.5 * chi2 - jnp.sum(weight * (jnp.log(sigma) + 0.5 * logs))
         chi, sigma = self._chi(data, field, parameters, config)
         logs = jnp.sum(masked(jnp.broadcast_to(jnp.log(sigma), field.shape), self.mask))
         if self.k_max is None:
             return -0.5 * jnp.sum(chi**2) - logs
         return -0.5 * chi_squared(chi, self._shown, config, self.k_max, self.small_scale_noise) - logs
+
+    def _log_power(self, parameters: Mapping[str, ArrayLike], config: Config, dtype: Any) -> Array:
+        """Logarithm of the power of each mode of the noise in units of sigma^2, 0 without a change."""
+        if self.noise_k2 is None:
+            return jnp.zeros((), dtype)
+        change = jnp.asarray(value_of(self.noise_k2, parameters), dtype)
+        return log_positive(1 + change * counted_modes(config.mesh_shape, config, dtype)[0])
+
+    def _coloured(self, x: Array, power: float, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
+        """A field whose modes are multiplied by a power of the noise's power in units of sigma^2."""
+        if self.noise_k2 is None:
+            return x
+        factor = jnp.exp(power * self._log_power(parameters, config, x.dtype))
+        return pirfft3d(factor * prfft3d(x, config.decomposition), config.mesh_shape, config.decomposition)
 
     def mean(self, field: Array, parameters: Mapping[str, ArrayLike]) -> Array:
         """The field times its systematics."""
@@ -145,12 +169,13 @@ class Gaussian(Likelihood):
         if self.k_max is not None and not self._uniform:
             more = placed(jax.random.normal(jax.random.fold_in(key, 1), field.shape, field.dtype), config)
             noise = noise + self.small_scale_noise * (more - long_waves(more, self.k_max, config))
+        noise = self._coloured(noise, 0.5, parameters, config)
         field = self.mean(self._long(field, config), parameters)
         return field + self._sigma(field, parameters) * noise
 
     def residual(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Compared modes of data minus field in units of the noise, weighted by the inverse of its covariance."""
-        chi, _ = self._chi(data, field, parameters, config)
+        chi = self._coloured(self._chi(data, field, parameters, config)[0], -0.5, parameters, config)
         if self.k_max is None:
             return chi
         if not self._uniform:
@@ -174,10 +199,11 @@ class Gaussian(Likelihood):
     def noise_variance(self, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Harmonic mean of the variance at delta = 0 over all cells, infinite behind the mask.
 
-        With a k_max, this variance of each mode, infinite for modes that are not compared.
+        With a k_max or noise_k2, the variance of each mode, infinite for modes that are not compared.
         """
         sigma = jnp.asarray(value_of(self.name or self.sigma, parameters), float)
         variance = 1 / jnp.mean(self._shown / sigma**2)
+        variance = variance * jnp.exp(self._log_power(parameters, config, variance.dtype))
         if self.k_max is None:
             return variance
         return jnp.where(compared_modes(self.k_max, config, variance.dtype) > 0, variance, jnp.inf)

@@ -30,25 +30,29 @@ from pmwd_dist.pm.paint import cic_paint
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.potential_factor import on_modes, tabulate
 
-_NONLINEAR = ("b2", "bs2", "bnabla2", "bphidelta")
+_NONLINEAR = ("b2", "bs2", "bnabla2", "bphidelta", "b3", "bdeltas2", "bs3")
 _PRIMORDIAL = ("bphi", "bphidelta")
 LARGEST_BIAS = 1e4  # of each parameter
 
 
 class LagrangianBias(eqx.Module):
-    """Parameters of a Lagrangian bias expansion to second order (Modi et al. 2020; Zennaro et al. 2021).
+    """Parameters of a Lagrangian bias expansion (Modi et al. 2020; Zennaro et al. 2021; Abidi & Baldauf 2018).
 
       w = 1 + b1 delta + b2 (delta^2 - <delta^2>) + bs2 (s^2 - <s^2>) + bnabla2 laplacian delta
+          + b3 (delta^3 - 3 <delta^2> delta) + bdeltas2 (delta s^2 - <s^2> delta) + bs3 s^3
           + f_nl (bphi phi + bphidelta (phi delta - <phi delta>)),
 
-    with the linear, smoothed delta at the time of the tracers, at the lattice sites of the particles, and
-    s^2 = s_ij s_ij with the tidal field s_ij = (k_i k_j / k^2 - 1/3 kronecker_ij) delta. Parameters of an expansion
-    with b2 / 2 or bs2 / 2 are twice the values here. phi is the smoothed primordial potential of `linear_modes`.
+    less the means of operators of third order, with the linear, smoothed delta at the time of the tracers, at the
+    lattice sites of the particles. s^2 = s_ij s_ij and s^3 = s_ij s_jk s_ki with the tidal field
+    s_ij = (k_i k_j / k^2 - 1/3 kronecker_ij) delta. Parameters of an expansion with b2 / 2 or bs2 / 2 are twice the
+    values here. The terms with <delta^2> delta and <s^2> delta keep the bias of long waves at 1 + b1. phi is the
+    smoothed primordial potential of `linear_modes`.
 
     Args:
       b1, b2, bs2: dimensionless coefficients.
       bnabla2: coefficient of the Laplacian [(Mpc/h)^2].
       bphi, bphidelta: dimensionless coefficients of primordial non-Gaussianity (Barreira 2022).
+      b3, bdeltas2, bs3: dimensionless coefficients of third order.
 
     Raises:
       ValueError: a coefficient is not a finite number, or beyond 1e4; traced values are not checked.
@@ -60,6 +64,9 @@ class LagrangianBias(eqx.Module):
     bnabla2: ArrayLike = 0.0
     bphi: ArrayLike = 0.0
     bphidelta: ArrayLike = 0.0
+    b3: ArrayLike = 0.0
+    bdeltas2: ArrayLike = 0.0
+    bs3: ArrayLike = 0.0
 
     def __check_init__(self):
         for name, value in vars(self).items():
@@ -88,8 +95,8 @@ def bias_weights(
       bias: parameters of the expansion.
       cosmo: cosmology, or its `growth_table`.
       config: configuration of the simulation.
-      smoothing: radius R of a Gaussian filter exp(-k^2 R^2 / 2) on delta and phi [Mpc/h]. It must be given where b2,
-        bs2, bnabla2 or bphidelta is not zero: variances of an unsmoothed field grow with the lattice without limit.
+      smoothing: radius R of a Gaussian filter exp(-k^2 R^2 / 2) on delta and phi [Mpc/h]. It must be given where a bias
+        other than b1 and bphi is not zero: variances of an unsmoothed field grow with the lattice without limit.
       a: scale factor of the tracers; default: `config.a_stop`.
       f_nl: primordial non-Gaussianity of the modes, as in `linear_modes`.
       linear_power: P(k) of the modes, as in `linear_modes`, which relates them to phi.
@@ -174,37 +181,58 @@ def _bias_weights(
 def _operators(modes: Array, phi: Array, k2: Array, used: tuple[str, ...], config: Config) -> Iterator[Array]:
     """Fields of the operators in `used`, in order; inside shard_map."""
     nz, decomposition = config.particle_shape[2], config.decomposition
+    delta = irfft_block(modes, nz, decomposition)
+    tide = _squared_tide(modes, config) if {"bs2", "bdeltas2"} & {*used} else delta
     for name in used:
-        if name in ("b1", "b2"):
-            delta = irfft_block(modes, nz, decomposition)
-            yield delta if name == "b1" else _without_mean(delta**2, config)
-        elif name == "bs2":
-            yield _without_mean(_squared_tide(modes, config), config)
+        if name in ("b1", "b2", "b3"):
+            centred = delta**2 - (3 * _mean(delta**2, config) if name == "b3" else 0)
+            yield delta if name == "b1" else _without_mean(centred if name == "b2" else centred * delta, config)
+        elif name in ("bs2", "bdeltas2"):
+            centred = tide - _mean(tide, config)
+            yield centred if name == "bs2" else _without_mean(centred * delta, config)
+        elif name == "bs3":
+            yield _without_mean(_cubed_tide(modes, config), config)
         elif name in _PRIMORDIAL:
             field = irfft_block(phi, nz, decomposition)
-            yield field if name == "bphi" else _without_mean(field * irfft_block(modes, nz, decomposition), config)
+            yield field if name == "bphi" else _without_mean(field * delta, config)
         else:
             yield irfft_block(-k2 * modes, nz, decomposition)
 
 
 def _squared_tide(modes: Array, config: Config) -> Array:
     """s_ij s_ij = (phi_ij)^2 - delta^2 / 3, with laplacian phi = delta."""
-    shape, dtype = config.particle_shape, modes.real.dtype
-    even = fourier.wavevectors(shape, config, dtype)
-    odd = fourier.wavevectors(shape, config, dtype, odd=True)
-    potential = modes * fourier.inverse_laplacian(shape, config, dtype)
+    dtype = modes.real.dtype
+    potential = modes * fourier.inverse_laplacian(config.particle_shape, config, dtype)
     total, trace = jnp.zeros((), dtype), jnp.zeros((), dtype)
     for i, j in PAIRS:
-        factor = even[i] ** 2 if i == j else odd[i] * odd[j]
-        field = irfft_block(factor * potential, shape[2], config.decomposition)
+        field = _second_derivative(potential, i, j, config)
         total = total + (1 if i == j else 2) * field**2
         trace = trace + field if i == j else trace
         potential, (total, trace) = sequence_after(potential, (total, trace))
     return total - trace**2 / 3
 
 
+def _cubed_tide(modes: Array, config: Config) -> Array:
+    """s_ij s_jk s_ki, three times the determinant of s, whose trace is 0."""
+    potential = modes * fourier.inverse_laplacian(config.particle_shape, config, modes.real.dtype)
+    xx, yy, zz, xy, xz, yz = (_second_derivative(potential, i, j, config) for i, j in PAIRS)
+    third = (xx + yy + zz) / 3
+    xx, yy, zz = xx - third, yy - third, zz - third
+    return 3 * (xx * yy * zz + 2 * xy * xz * yz - xx * yz**2 - yy * xz**2 - zz * xy**2)
+
+
+def _second_derivative(potential: Array, i: int, j: int, config: Config) -> Array:
+    """Minus the second derivative along two axes; waves at the Nyquist frequency have none along different axes."""
+    k = fourier.wavevectors(config.particle_shape, config, potential.real.dtype, odd=i != j)
+    return irfft_block(k[i] * k[j] * potential, config.particle_shape[2], config.decomposition)
+
+
+def _mean(field: Array, config: Config) -> Array:
+    return jax.lax.pmean(jnp.mean(field), config.decomposition.names)
+
+
 def _without_mean(field: Array, config: Config) -> Array:
-    return field - jax.lax.pmean(jnp.mean(field), config.decomposition.names)
+    return field - _mean(field, config)
 
 
 @on_auto_axes

@@ -166,6 +166,41 @@ def test_counts_with_a_dispersion_agree_with_scipy(config: pmd.Config, field: np
         assert float(single) == pytest.approx(float(value), rel=2e-6)
 
 
+@pytest.mark.parametrize("k_max", [None, 0.5])
+def test_noise_that_grows_with_the_wavenumber_has_a_dense_covariance(
+    k_max: float | None, config: pmd.Config, field: np.ndarray
+) -> None:
+    numbers, data = {"sd": 0.7, "c": 1.3}, field + np.random.default_rng(7).standard_normal(SHAPE)
+    likelihood = infer.Gaussian("sd", noise_k2="c", k_max=k_max)
+    assert likelihood.names == ("sd", "c")
+    k2 = sum(k_**2 for k_ in problems.wavevectors(SHAPE, config.box_size))
+    kept = (k2 > 0) & (k2 <= k_max**2) if k_max else np.ones(SHAPE, bool)
+    modes = np.abs(np.fft.fftn(data - field, norm="ortho")[kept]) ** 2
+
+    def reference(x: dict[str, float]) -> Any:
+        variance = x["sd"] ** 2 * (1 + x["c"] * k2[kept])
+        return -0.5 * np.sum(modes / variance + np.log(variance))
+
+    run = jax.jit(jax.value_and_grad(lambda x: likelihood.logdensity(jnp.asarray(data), jnp.asarray(field), x, config)))
+    value, slopes = run(numbers)
+    assert float(value) == pytest.approx(reference(numbers), rel=1e-12)
+    assert {name: float(x) for name, x in slopes.items()} == pytest.approx(differences(reference, numbers), rel=1e-6)
+    variance = np.asarray(likelihood.noise_variance(numbers, config))
+    expected = np.where(kept, 0.49 * (1 + 1.3 * k2), np.inf)[..., : variance.shape[2]]
+    np.testing.assert_allclose(variance, expected, rtol=1e-12)
+    if k_max is None:
+        covariance = 0.49 * problems.filter_matrix(1 + 1.3 * k2)
+        dense: Any = stats.multivariate_normal(np.ravel(field), covariance)
+        assert float(value) - 60 * np.log(2 * np.pi) == pytest.approx(dense.logpdf(np.ravel(data)), rel=1e-10)
+        keys = jax.random.split(jax.random.key(0), 400)
+        draws = jax.vmap(lambda key: likelihood.draw(key, jnp.asarray(field), numbers, config))(keys)
+        away = np.asarray(draws).reshape(400, -1) - np.ravel(field)
+        chi2 = np.sum(away * np.linalg.solve(covariance, away.T).T, axis=1)
+        assert abs(chi2.mean() - 120) < 3.5 * np.sqrt(240 / 400)
+        residual = likelihood.residual(draws[0], jnp.asarray(field), numbers, config)
+        assert float(jnp.sum(residual**2)) == pytest.approx(chi2[0], rel=1e-10)
+
+
 def differences(function: Any, numbers: dict[str, float], step: float = 1e-6) -> dict[str, float]:
     """Derivatives with each number, by differences."""
     ends = {n: [function(numbers | {n: x + s}) for s in (step, -step)] for n, x in numbers.items()}
@@ -358,6 +393,7 @@ def test_masked_arrays_of_numpy_are_refused(call: Any, name: str, config: pmd.Co
             "templates.'A'. must be finite, a number or a",
         ),
         (lambda: infer.Poisson(1.0, dispersion=0.0), "dispersion=0.0 must be positive; or pass the name"),
+        (lambda: infer.Gaussian(1.0, noise_k2=1.0, mask=FRONT), "noise_k2=1.0 can't be used with a mask, a field of"),
         (lambda: infer.Gaussian(1.0, slope=np.nan), "slope=nan must be a finite number"),
         (lambda: infer.Gaussian(1.0, small_scale_noise=0.0), "small_scale_noise=0.0 must be a finite number from 0.1"),
         (lambda: infer.Gaussian(1.0, k_max=-1.0), "k_max=-1.0 must be positive"),

@@ -14,7 +14,7 @@ import pmwd_dist as pmd
 from pmwd_dist._checks import check_shares
 
 SHAPE, BOX = (8, 8, 6), (24.0, 32.0, 24.0)
-BIAS = {"b1": 0.7, "b2": -0.4, "bs2": 0.3, "bnabla2": 2.5}
+BIAS = {"b1": 0.7, "b2": -0.4, "bs2": 0.3, "bnabla2": 2.5, "b3": 0.2, "bdeltas2": -0.6, "bs3": 0.9}
 RADIUS = 3.0
 
 
@@ -29,24 +29,23 @@ def reference(delta: np.ndarray) -> np.ndarray:
     modes = np.fft.fftn(delta) * np.exp(-k2 * RADIUS**2 / 2)
     smooth = np.fft.ifftn(modes).real
     odd = problems.without_nyquist(k, SHAPE)
-    tide = np.zeros(SHAPE)
+    s = np.empty((3, 3, *SHAPE))
     for i in range(3):
         for j in range(3):
             product = k[i] ** 2 if i == j else odd[i] * odd[j]
-            s = np.fft.ifftn(modes * product * problems.inverse_laplacian(k)).real - (i == j) / 3 * (
-                smooth - smooth.mean()
-            )
-            tide += s**2
-    laplacian = np.fft.ifftn(-k2 * modes).real
-    centred = [smooth, smooth**2 - np.mean(smooth**2), tide - tide.mean(), laplacian]
-    return 1 + sum(b * field for b, field in zip(BIAS.values(), centred, strict=True))
+            s[i, j] = np.fft.ifftn(modes * product * problems.inverse_laplacian(k)).real - (i == j) / 3 * smooth
+    tide, cube = np.einsum("ij...,ij...", s, s), np.einsum("ij...,jk...,ki...", s, s, s)
+    square, laplacian = np.mean(smooth**2), np.fft.ifftn(-k2 * modes).real
+    third = smooth**3 - 3 * square * smooth, smooth * tide - tide.mean() * smooth, cube
+    fields = [smooth, smooth**2 - square, tide - tide.mean(), laplacian, *(x - x.mean() for x in third)]
+    return 1 + sum(b * field for b, field in zip(BIAS.values(), fields, strict=True))
 
 
 def test_weights_and_their_gradients_match_numpy(decomposition: pmd.Decomposition) -> None:
     config, table, a = configure(decomposition), pmd.growth_table(problems.cosmology()), 0.7
     delta, direction, weight = np.random.default_rng(0).standard_normal((3, *SHAPE))
     delta, direction = delta - delta.mean(), direction - direction.mean()
-    changes = {"b1": 0.5, "b2": -1.0, "bs2": 2.0, "bnabla2": 1.5}
+    changes = {"b1": 0.5, "b2": -1.0, "bs2": 2.0, "bnabla2": 1.5, "b3": 0.4, "bdeltas2": 1.2, "bs3": -0.8}
 
     @jax.jit
     def run(delta: jax.Array, bias: dict[str, jax.Array]) -> Any:
@@ -67,7 +66,7 @@ def test_weights_and_their_gradients_match_numpy(decomposition: pmd.Decompositio
         moved = {name: BIAS[name] + step * changes[name] for name in BIAS}
         return float(run(delta + step * direction, moved)[0][0])
 
-    # The loss is of third order in both together: two steps give the derivative exactly.
+    # The loss is of fourth order in both together: two steps give the derivative exactly.
     slope = np.vdot(by_delta, direction) + sum(by_bias[name] * changes[name] for name in BIAS)
     difference = (8 * (value(1) - value(-1)) - (value(2) - value(-2))) / 12
     np.testing.assert_allclose(slope, difference, rtol=1e-10)

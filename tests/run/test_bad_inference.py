@@ -34,6 +34,7 @@ WRONG = {
         "likelihood.slope=1.0",
         'priors.slope={ kind = "normal", mean = 0.0, sd = 1.0 }',
     ],
+    "likelihood.noise_k2: needs the same noise in all cells": ["likelihood.noise_k2=5.0", "likelihood.slope=1.0"],
     "data.bins: needs likelihood.kind = .poisson. with priors.nbar": ["data.bins=a.npy"],
     "data.templates: needs a prior of their amplitudes; add priors.template": ['data.templates=["a.npy"]'],
     "priors.template: is of data.templates": ['priors.template={ kind = "normal", mean = 0.0, sd = 1.0 }'],

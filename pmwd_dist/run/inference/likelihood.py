@@ -25,7 +25,7 @@ def make_likelihood(settings: InferenceSettings, forward: Any, data: Mapping[str
         case "gaussian":
             options: Any = {"k_max": section.k_max, "small_scale_noise": section.small_scale_noise}
             sigma = data.get("likelihood.sigma", number("sigma"))
-            return infer.Gaussian(sigma, slope=number("slope"), **options, **common)
+            return infer.Gaussian(sigma, slope=number("slope"), noise_k2=number("noise_k2"), **options, **common)
         case "poisson":
             options = {"selection": data.get("data.selection"), "bins": data.get("data.bins")}
             return infer.Poisson(number("nbar"), dispersion=number("dispersion"), **options, **common)

@@ -123,6 +123,9 @@ class Model(Section):
     bnabla2: float = about("lagrangian bias of the Laplacian of the density [(Mpc/h)^2]", 0.0)
     bphi: float = about("lagrangian bias of f_nl phi, the primordial potential", 0.0)
     bphidelta: float = about("lagrangian bias of f_nl phi delta", 0.0)
+    b3: float = about("lagrangian bias of the cubed density", 0.0)
+    bdeltas2: float = about("lagrangian bias of the density times the squared tidal field", 0.0)
+    bs3: float = about("lagrangian bias of the cubed tidal field", 0.0)
     smoothing: float | None = about("radius of the filter of the lagrangian density [Mpc/h]", None, 4.0, gt=0, le=1e5)
     line_of_sight: Literal["x", "y", "z", "none"] = about("axis of the redshift distortions, or none", "z")
     window: Window = about(
@@ -140,7 +143,10 @@ def _positive_or_file(value: object) -> object:
 
 
 NOISES = {"gaussian": "sigma", "poisson": "nbar", "lensing": "density"}  # keys of the amount of noise, by kind
-SHAPES = {"gaussian": ("slope",), "poisson": ("dispersion",)}  # optional keys of the noise that may have priors
+SHAPES = {
+    "gaussian": ("slope", "noise_k2"),
+    "poisson": ("dispersion",),
+}  # optional keys of the noise that may have priors
 
 
 class LikelihoodSection(Section):
@@ -168,6 +174,12 @@ class LikelihoodSection(Section):
         "default: 0",
         None,
         1.0,
+    )
+    noise_k2: float | None = about(
+        "change c of a gaussian power with the wavenumber, sigma^2 (1 + c k^2) [(Mpc/h)^2], unless it has a prior; "
+        "default: 0",
+        None,
+        10.0,
     )
     nbar: float | None = about("mean number of galaxies in a cell, of poisson, unless it has a prior", None, 2.0, gt=0)
     dispersion: float | None = about(

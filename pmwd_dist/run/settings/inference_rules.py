@@ -52,6 +52,8 @@ def _likelihood(settings: InferenceSettings) -> Problems:
         yield 'likelihood.k_max: is of a gaussian; leave it out, or use likelihood.kind = "gaussian"'
     sloped = likelihood.slope is not None or "slope" in settings.priors.given
     couples = data.mask is not None or isinstance(likelihood.sigma, str) or sloped
+    if couples and (likelihood.noise_k2 is not None or "noise_k2" in settings.priors.given):
+        yield "likelihood.noise_k2: needs the same noise in all cells; leave it out, or mask, file of sigma and slope"
     if likelihood.small_scale_noise != SMALL_SCALE_NOISE and not (likelihood.k_max and couples):
         yield "likelihood.small_scale_noise: needs k_max, and data.mask, a file of sigma or a slope; leave it out"
 
