@@ -9,6 +9,7 @@ is standard normal. A posterior predictive p-value, the mean over draws, is not 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -117,6 +118,26 @@ def _predicted(model: Any, data: Array, keys: Array) -> Any:
         return statistics(likelihood.draw(keys[1], field, numbers, config)), fine
 
     return statistics(data), *jax.lax.map(one, keys)
+
+
+def shows_another_window(checks: Mapping[str, Check], smallest: float) -> bool:
+    """Whether residuals look like the ones of data with another window on the mesh than the model.
+
+    As the difference of two windows, their power rises with the wavenumber, and beyond the Nyquist frequency they
+    follow the prediction, or oppose it.
+
+    Args:
+      checks: checks of the fit.
+      smallest: largest probability of a check that has failed.
+    """
+    powers, correlations = (
+        [check for name, check in sorted(checks.items()) if name.startswith(f"{what} at")]  # by wavenumber
+        for what in ("power of residuals", "residual-prediction correlation")
+    )
+    if len(powers) < len(_BANDS) + 1 or not correlations:
+        return False
+    rises = all(low.ratio < high.ratio for low, high in itertools.pairwise(powers))
+    return rises and powers[-1].p < smallest and powers[-1].z > 0 and correlations[-1].p < smallest
 
 
 def deviation(value: np.ndarray, replicated: np.ndarray) -> float:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import jax_cosmo
 import numpy as np
 import pytest
@@ -13,7 +15,8 @@ from scipy.stats import kstest
 
 import pmwd_dist as pmd
 from pmwd_dist import infer
-from pmwd_dist.infer.predictive_checks import check_fit, check_prior, deviation
+from pmwd_dist.infer.forward import wavevectors
+from pmwd_dist.infer.predictive_checks import check_fit, check_prior, deviation, shows_another_window
 
 CONFIG = pmd.Config(160.0, 8, a_stop=0.5, steps=2, decomposition=(1, 1))
 DRAWS, MOCKS = 24, 60
@@ -99,6 +102,41 @@ def test_data_of_another_model_fail_the_checks(name: str, wrong: dict[str, Any])
     found = checks_of(model, truth.mock(jax.random.key(2), position))
     assert found[name].p * len(found) < 0.01 and found[name].z > 0
     assert "skewed" in wrong or found[name].ratio > 1.2
+
+
+class Painted(infer.LinearField):
+    """Galaxies in linear theory with a window on the mesh, of 1, 2 or 3 cells along an axis."""
+
+    order: Any = 2.0
+
+    def _factor(self, parameters: Any, table: Any) -> Any:
+        k = zip(wavevectors(self.config), self.config.cell_size, strict=True)
+        window = math.prod(jnp.sinc(ki * side / (2 * np.pi)) for ki, side in k)
+        return super()._factor(parameters, table) * window**self.order
+
+
+def nearest_cell_counts(field: np.ndarray, config: pmd.Config) -> Any:
+    """Counts by the nearest cell of 64 objects in each cell, with the interpolated field as weights."""
+    n, fine = field.shape[0], 4 * field.shape[0]
+    waves = np.exp(2j * np.pi * np.outer((np.arange(fine) + 0.5) / 4, np.fft.fftfreq(n))) / n
+    waves[:, n // 2] = waves[:, n // 2].real
+    modes = np.fft.fftn(field)
+    weights = np.einsum("ax,by,cz,xyz->abc", waves, waves, waves, modes, optimize=True).real.ravel()
+    positions = (np.indices((fine,) * 3).reshape(3, -1).T + 0.5) * config.cell_size[0] / 4
+    return pmd.observe.counts_from_catalogue(positions, config, weights=weights / 64, window="nearest")
+
+
+def test_counts_by_the_nearest_cell_fail_a_cloud_in_cell_model_and_the_window_is_named() -> None:
+    config, noise = pmd.Config(160.0, 16, a_stop=0.5, decomposition=(1, 1)), np.random.default_rng(0)
+    points = infer.LinearField(config, jax_cosmo.Planck15(), bias=1.8)
+    field = np.asarray(points(noise.standard_normal((16,) * 3), {}))
+    data = nearest_cell_counts(field, config) + 0.3 * noise.standard_normal((16,) * 3)
+    for order in (1.0, 2.0):
+        forward = Painted(config, jax_cosmo.Planck15(), bias=1.8, order=jnp.asarray(order))
+        found = checks_of(infer.Model(config, forward, {}, infer.Gaussian(0.3)), data)
+        assert shows_another_window(found, 0.01 / len(found)) == (order == 2)
+        assert (min(check.p for check in found.values()) > 0.01 / len(found)) == (order == 1)
+    assert not shows_another_window({name: found[name] for name in (VARIANCE, SKEWNESS)}, 0.1)  # of maps
 
 
 def test_checks_ignore_modes_outside_the_likelihood() -> None:

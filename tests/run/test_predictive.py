@@ -20,6 +20,7 @@ from pmwd_dist.run.inference.inputs import data_of, draw_mock
 from pmwd_dist.run.inference.job import InferenceJob
 from pmwd_dist.run.inference.predictive import Comparison, compare, some_draws
 from pmwd_dist.run.inference.verdict import find_fit_reasons
+from pmwd_dist.run.settings.inference import Model as ModelSection
 
 SIZE, DRAWS, MOCKS = 8, 40, 16
 COUNTS = SMALL.replace("sigma = 0.5", 'kind = "poisson"\nnbar = 4.0')
@@ -183,6 +184,12 @@ def test_a_misfit_that_is_no_chance_is_a_reason() -> None:
     assert "of the predicted" not in find_fit_reasons({"skewness of residuals": infer.Check(np.nan, -5.0)})[0]
     assert not find_fit_reasons(fit | {"variance of residuals": infer.Check(1.02, 2.5)}) and not find_fit_reasons({})
     assert find_fit_reasons({"variance of residuals": infer.Check(1.02, 2.6)})  # one alone need not be as small
+    bands = {"k < 0.1": (1.0, 0.1), "k = 0.1 to 0.2": (1.1, 3.0), "k > 0.2": (1.4, 9.0)}
+    fit = {f"power of residuals at {name}": infer.Check(*x) for name, x in bands.items()}
+    fit |= {f"residual-prediction correlation at {name}": infer.Check(np.nan, x[1]) for name, x in bands.items()}
+    for bias, remedy in (("lagrangian", "use the model.window of"), ("eulerian", 'use bias = "lagrangian" and the mo')):
+        (reason,) = find_fit_reasons(fit, ModelSection(bias=bias))
+        assert f"windows: {remedy}" in reason and '"nearest" of galaxies counted in cells, in place of "cloud' in reason
 
 
 def test_a_mock_says_the_share_of_negative_densities(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from pmwd_dist._jax.profile import part
 from pmwd_dist._jax.program import filter_jit
 from pmwd_dist.infer.chain.diagnostics import step_errors, stuck
 from pmwd_dist.infer.constants import FEW_FAILURES, UNMIXED
+from pmwd_dist.infer.predictive_checks import shows_another_window
 from pmwd_dist.io.arrays import Arrays, read_arrays
 from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes, to_devices, to_host
 from pmwd_dist.parallel.fft import pirfft3d
@@ -32,6 +33,7 @@ from pmwd_dist.run.inference.inputs import key_of
 from pmwd_dist.run.inference.plan import DATA, InferencePlan
 from pmwd_dist.run.inference.predictive import Comparison, Images, compare, observed_plane, some_draws
 from pmwd_dist.run.settings import InferenceSettings, read_as
+from pmwd_dist.run.settings.inference import Model as ModelSection
 
 _FEWEST = 4  # draws of a chain, for R-hat
 _ACCEPTED = 0.5  # share of the trajectories
@@ -71,7 +73,7 @@ def make_verdict(
             for error in _write(plan.folder, tables, figures):
                 log.warn(f"a figure is missing: {message(error)}")
     lines = table_lines(rows, truth) + fit_lines(fit)
-    reasons = find_reasons(plan, chain) + find_fit_reasons(found.fit)
+    reasons = find_reasons(plan, chain) + find_fit_reasons(found.fit, plan.settings.model)
     files = [*tables, *(name for name in figures if (plan.folder / name).exists())]
     return Verdict(lines, reasons, files)
 
@@ -262,7 +264,7 @@ def worst_scale(
     return max(poor.items(), key=lambda item: item[1]["rhat"], default=None)
 
 
-def find_fit_reasons(fit: dict[str, infer.Check]) -> list[str]:
+def find_fit_reasons(fit: dict[str, infer.Check], model: ModelSection | None = None) -> list[str]:
     """The statistic with the smallest p, if that is significant among all of them."""
     if not fit:
         return []
@@ -270,9 +272,17 @@ def find_fit_reasons(fit: dict[str, infer.Check]) -> list[str]:
     if check.p * len(fit) > _MISFIT:
         return []
     ratio = "" if np.isnan(check.ratio) else f"{check.ratio:.3f} of the predicted one, "
+    remedy = "repeat with finer box.particles, or extend the model"
+    if model is not None and shows_another_window(fit, _MISFIT / len(fit)):
+        bias = "" if model.bias == "lagrangian" else 'bias = "lagrangian" and '
+        remedy = (
+            f"residuals rise towards the Nyquist frequency, as where data and model have different windows: use {bias}"
+            f'the model.window of the data, "nearest" of galaxies counted in cells, in place of "{model.window}"; '
+            f"or {remedy}"
+        )
     return [
         f"the model does not describe the data: {name}: {ratio}{check.z:+.1f} standard deviations, p = {check.p:.1e}, "
-        f"the least of {len(fit)}; repeat with finer box.particles, or extend the model"
+        f"the least of {len(fit)}; {remedy}"
     ]
 
 
