@@ -1,16 +1,22 @@
-"""Functions in processes of their own, with limits of time and memory, and damage of files."""
+"""Functions in processes of their own, with limits of time and memory, programs under mpirun, and damage of files."""
 
 from __future__ import annotations
 
 import os
 import resource
 import select
+import shutil
 import signal
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import problems
+import pytest
 
 SECONDS, BYTES = 60, 6 << 30
 KILLED = "killed"
@@ -52,6 +58,23 @@ def _limit(seconds: int, memory: int) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(seconds)
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+
+
+def mpirun(
+    processes: int, folder: Path, *command: str, limit: int = 150, **changes: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with a command in several processes of one device, for so many seconds at most."""
+    program = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if program is None:
+        pytest.skip("mpirun is not installed")
+    environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environment |= {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+    environment |= {"XLA_FLAGS": problems.XLA_FLAGS, "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0"}
+    environment |= {"MPIEXEC_TIMEOUT": str(limit)} | changes
+    run = [program, "-n", str(processes), "--oversubscribe", "--bind-to", "none", sys.executable, *command]
+    return subprocess.run(
+        run, cwd=folder, env=environment, capture_output=True, text=True, timeout=limit + 30, check=False
+    )
 
 
 def damaged(content: bytes, rng: np.random.Generator) -> bytes:

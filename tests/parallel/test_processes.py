@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
+import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
+from processes import mpirun
 
 import pmwd_dist as pmd
 from pmwd_dist.parallel import distributed, launcher
@@ -53,9 +55,6 @@ mpi4py.rc.initialize = False
 MESSAGES
 atexit.register(os.write, 2, b"lines of JAX")
 import jax
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 1)
-jax.config.update("jax_enable_x64", True)
 import numpy as np
 import pmwd_dist as pmd
 from pmwd_dist.parallel import distributed, launcher
@@ -101,8 +100,6 @@ sys.stderr.write("rest")
 TRAFFIC = """
 MESSAGES
 import jax
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 1)
 jax.config.update("jax_disable_jit", MPI.COMM_WORLD.Get_rank() == 1)  # ignored: process 0 would wait
 assert MPI.Is_initialized()
 messages = Messages(MPI.COMM_WORLD)
@@ -150,26 +147,10 @@ def find_halos(decomposition: pmd.Decomposition) -> dict[str, np.ndarray]:
 
 
 def launch(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
-    """Run a script under mpirun with two processes, in a folder."""
-    mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-    if mpirun is None:
-        pytest.skip("mpirun is not installed")
+    """Run a script in two processes."""
     pytest.importorskip("mpi4py")
-    (tmp_path / "script.py").write_text(script.replace("MESSAGES", MESSAGES))
-    ours = ("JAX_COMPILATION_CACHE_", "JAX_PERSISTENT_CACHE_")
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name.startswith(ours) or not name.startswith(("JAX_", "XLA_"))
-    }
-    environment["PYTHONPATH"] = os.pathsep.join(
-        [*map(str, Path(__file__).parents[:2]), str(Path(pmd.__file__).parents[1])]
-    )
-    environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    environment["XLA_FLAGS"] = problems.XLA_FLAGS
-    command = [mpirun, "-n", "2", "--oversubscribe", sys.executable, "script.py"]
-    options: Any = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": 150}
-    return subprocess.run(command, check=False, **options)
+    folders = [*map(str, Path(__file__).parents[:2]), str(Path(pmd.__file__).parents[1])]
+    return mpirun(2, tmp_path, "-c", script.replace("MESSAGES", MESSAGES), PYTHONPATH=os.pathsep.join(folders))
 
 
 def test_two_processes_on_nodes_of_their_own_agree_with_one(tmp_path: Path) -> None:
@@ -434,3 +415,40 @@ def test_without_mpi4py_the_error_says_what_to_install(monkeypatch: pytest.Monke
 def test_a_launcher_that_binds_processes_to_few_cores_is_named(bound, cores, said):
     note = launcher.narrow_binding(bound, cores)
     assert (note is None) if said is None else said in note and "mpirun --bind-to none" in note
+
+
+# Both processes talk to each other all the time, until one of them sends itself a signal.
+TALK = """
+import os, signal, sys
+from pmwd_dist.cli import commands, main
+from pmwd_dist.parallel import distributed
+
+def talk():
+    for i in range(10**9):
+        distributed.all_processes(True)
+        if i == 20 and not distributed.is_main():
+            os.kill(os.getpid(), int(sys.argv[1]))
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # by which mpirun ends the others, perhaps before they speak
+distributed.initialize(heartbeat_timeout=3)
+commands.report_lines = talk
+main(["doctor"])
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_others_end_where_one_is_killed_or_stopped(number: int, tmp_path: Path) -> None:
+    """At once and in one line after a kill; within the time of the heartbeats where a process does not answer."""
+    began = time.perf_counter()
+    done = mpirun(2, tmp_path, "-c", TALK, str(int(number)))
+    assert done.returncode != 0
+    assert "internal error" not in done.stderr
+    if number == signal.SIGKILL:
+        line = r"^pmwd-dist: process 0: the run failed: the connection to another process is lost .*resume DIR`$"
+        assert re.search(line, done.stderr, re.MULTILINE), done.stderr
+        assert "Traceback" not in done.stderr
+    else:
+        assert "stopped sending heartbeats" in done.stderr
+        assert time.perf_counter() - began < 60  # nearly all of it for the start

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import diffrax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
+from simulations import COSMO, configure, initial, moved
 
 import pmwd_dist as pmd
 from pmwd_dist.pm.particles import exact, momentum_unit
@@ -22,25 +23,7 @@ from pmwd_dist.pm.stepping.reversible import evolve_reversibly
 from pmwd_dist.pm.stepping.step import coefficients_of
 from pmwd_dist.pm.time_steps import step_times
 
-COSMO = problems.cosmology()
 SAVEAT = diffrax.SaveAt(t0=True, ts=[0.3, 1.0], t1=True)
-
-
-def configure(pdims: tuple[int, int] = (1, 1), **options: Any) -> pmd.Config:
-    defaults: dict[str, Any] = {"box_size": 24.0, "mesh_shape": 8, "steps": 4, "halo": 4, "lpt_order": 1}
-    return pmd.Config(**(defaults | options), decomposition=pmd.Decomposition(pdims=pdims))
-
-
-def initial(config: pmd.Config, dtype: Any = None) -> pmd.Particles:
-    return jax.device_put(on_one_device(config.box_size, dtype), config.decomposition.sharding)
-
-
-@cache
-def on_one_device(box_size: Any, dtype: Any) -> pmd.Particles:
-    """Initial conditions, which divisions and numbers of steps share."""
-    config = configure(box_size=box_size)
-    noise = pmd.white_noise(jax.random.key(0), config, dtype)
-    return jax.device_get(pmd.lpt(pmd.linear_modes(noise, COSMO, config), COSMO, config))
 
 
 def prepare(
@@ -57,10 +40,6 @@ class Factor(eqx.Module):
 
     def __call__(self, k: Any, a: Any) -> Any:
         return 1 + self.strength[0] * a * k**2 / (1 + k**2) + self.strength[1] * jnp.exp(-k)
-
-
-def moved(particles: pmd.Particles, disp: Any) -> pmd.Particles:
-    return pmd.Particles(particles.disp + disp, particles.vel)
 
 
 # --- bits --------------------------------------------------------------------------------------------------------
@@ -91,7 +70,7 @@ def test_the_backward_pass_restores_every_bit(
     solver: Any, pdims: tuple[int, int], dtype: Any, steps: int, factor: Any
 ) -> None:
     config = configure(pdims, steps=steps)
-    particles, table = initial(config, dtype), pmd.growth_table(COSMO)
+    particles, table = initial(config, dtype=dtype), pmd.growth_table(COSMO)
     jit = jax.jit if pdims == (2, 2) else problems.optimized  # both must restore the bits
     outcome, before, cotangents = jit(lambda x: there_and_back(x, table, config, solver, factor))(particles)
     check_restored(particles, outcome, before, steps)
@@ -115,7 +94,7 @@ def check_restored(particles: pmd.Particles, outcome: Outcome, before: pmd.Parti
 def test_gradients_are_those_of_stored_states(dtype: Any, rtol: float, stored: int) -> None:
     """Against JAX's own derivative of the same loop, with what is kept on the way; divided, see test_gradients.py."""
     config = configure()
-    particles, table = initial(config, dtype), jax.tree.map(lambda x: x.astype(dtype), pmd.growth_table(COSMO))
+    particles, table = initial(config, dtype=dtype), jax.tree.map(lambda x: x.astype(dtype), pmd.growth_table(COSMO))
 
     def observe(a: Any, particles: pmd.Particles, amplitude: Any) -> Any:
         return amplitude * a * pmd.density(particles, config), jnp.asarray(7)

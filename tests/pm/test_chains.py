@@ -11,22 +11,19 @@ import numpy as np
 import problems
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from simulations import COSMO, configure
 
 import pmwd_dist as pmd
 
 pytestmark = pytest.mark.slow
-
-COSMO = problems.cosmology()
 
 
 def mesh_of(**axes: int) -> Mesh:
     return Mesh(np.array(jax.devices()[: np.prod([*axes.values()])]).reshape(*axes.values()), tuple(axes))
 
 
-def configure(decomposition: pmd.Decomposition) -> pmd.Config:
-    return pmd.Config(
-        box_size=24.0, mesh_shape=8, steps=2, a_stop=0.5, lpt_order=1, decomposition=decomposition, halo="auto"
-    )
+def configured(layout: Any) -> pmd.Config:
+    return configure(layout, steps=2, a_stop=0.5, halo="auto")
 
 
 def draw() -> np.ndarray:
@@ -54,13 +51,13 @@ def value_and_gradient(config: pmd.Config) -> Any:
 @pytest.fixture(scope="module")
 def expected() -> list[Any]:
     """Each chain alone, on one device."""
-    run = jax.jit(value_and_gradient(configure(pmd.Decomposition(pdims=(1, 1)))))
+    run = jax.jit(value_and_gradient(configured((1, 1))))
     return [run(noise) for noise in draw()]
 
 
 def test_simulation_and_gradient(expected: list[Any]) -> None:
     mesh = mesh_of(chains=2, x=2)
-    config = configure(pmd.Decomposition(mesh=mesh, spec=PartitionSpec("x")))
+    config = configured(pmd.Decomposition(mesh=mesh, spec=PartitionSpec("x")))
     noise = jax.device_put(draw(), NamedSharding(mesh, PartitionSpec("chains", "x")))
     run = jax.jit(jax.vmap(value_and_gradient(config), spmd_axis_name="chains")).lower(noise).compile()
     (values, status), gradients = run(noise)
@@ -79,8 +76,8 @@ def test_simulation_and_gradient(expected: list[Any]) -> None:
 def test_paint_and_read_inside_a_shard_map_over_chains() -> None:
     """All devices take the same width: else the exchanges of one would wait for those of another forever."""
     mesh = mesh_of(chains=2, x=2)
-    config = configure(pmd.Decomposition(mesh=mesh, spec=PartitionSpec("x")))
-    single = configure(pmd.Decomposition(pdims=(1, 1)))
+    config = configured(pmd.Decomposition(mesh=mesh, spec=PartitionSpec("x")))
+    single = configured((1, 1))
     disp = np.random.default_rng(1).uniform(-1, 1, (2, 8, 8, 8, 3)) * np.array([1, 20])[:, None, None, None, None]
 
     def one(disp: Any, config: pmd.Config) -> Any:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
+from simulations import COSMO, configure, initial
 
 import pmwd_dist as pmd
 from pmwd_dist.pm import potential_factor
@@ -123,10 +124,8 @@ def test_the_package_has_corrections(spacing: float, cells: int) -> None:
 
 @pytest.mark.parametrize("decomposition", [(1, 1), pytest.param((2, 2), marks=pytest.mark.slow)], indirect=True)
 def test_the_cosmology_moves_the_factor(decomposition: pmd.Decomposition) -> None:
-    config = pmd.Config(16.0, 8, steps=2, lpt_order=1, a_start=0.2, halo=2, decomposition=decomposition)
-    cosmo = problems.cosmology()
-    modes = pmd.linear_modes(pmd.white_noise(jax.random.key(0), config), cosmo, config)
-    particles = pmd.lpt(modes, cosmo, config)
+    config = configure(decomposition, box_size=16.0, steps=2, a_start=0.2)
+    particles = initial(config)
 
     @jax.jit
     def loss(sigma8: Any) -> Any:
@@ -141,12 +140,6 @@ def test_the_cosmology_moves_the_factor(decomposition: pmd.Decomposition) -> Non
 
 # --- factors of the potential: table, failures, cost; other tests have one in their forces -----------------------
 
-COSMO = problems.cosmology()
-
-
-def configure(**options: Any) -> pmd.Config:
-    return pmd.Config(**({"box_size": 24.0, "mesh_shape": 8, "steps": 2, "decomposition": (1, 1)} | options))
-
 
 def wave(config: pmd.Config) -> pmd.Particles:
     x = jnp.arange(config.mesh_shape[0]) * 2 * jnp.pi / config.mesh_shape[0]
@@ -156,7 +149,7 @@ def wave(config: pmd.Config) -> pmd.Particles:
 
 @pytest.mark.parametrize("k_scale", [0.02, 0.3, 2.0])
 def test_smooth_factors_are_interpolated_to_1e_4(k_scale: float, single: pmd.Decomposition) -> None:
-    config = configure(box_size=200.0, mesh_shape=64, decomposition=single)
+    config = configure(single, box_size=200.0, mesh_shape=64)
 
     def factor(k: Any, a: Any) -> Any:
         return 1 + 0.2 * a * k**2 / (k_scale**2 + k**2)
@@ -171,14 +164,14 @@ def test_smooth_factors_are_interpolated_to_1e_4(k_scale: float, single: pmd.Dec
 
 @pytest.mark.parametrize(("bad", "steps"), [(0.0, 2), (jnp.nan, 2), (1.0, 4)])
 def test_a_factor_that_is_not_positive_fails_the_step(bad: Any, steps: int) -> None:
-    config, factor = configure(steps=4), lambda k, a: jnp.where((a < 0.5) | (k < 0.6), 1, bad)
+    config, factor = configure(), lambda k, a: jnp.where((a < 0.5) | (k < 0.6), 1, bad)
     status = pmd.nbody(wave(config), COSMO, config, potential_factor=factor).status
     code = Code.SUCCESSFUL if steps == 4 else Code.NOT_FINITE
     assert (status.code, status.step) == (code, steps)
 
 
 def test_derivatives_of_the_particles_alone_need_no_more_transforms() -> None:
-    config = configure()
+    config = configure(steps=2)
 
     def transforms(strength: float | None, wanted: int = 0) -> int:
         def loss(particles: pmd.Particles, strength: Any) -> Any:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
+from simulations import configure
 
 import pmwd_dist as pmd
 
@@ -38,8 +39,7 @@ class Case(NamedTuple):
 
 def simulation(case: Case) -> Callable[[Any], Any]:
     """mean((1 + delta)^2) at the end."""
-    decomposition = pmd.Decomposition(pdims=case.pdims)
-    config = pmd.Config(24.0, 8, steps=2, halo=3, lpt_order=case.lpt_order, decomposition=decomposition)
+    config = configure(case.pdims, steps=2, lpt_order=case.lpt_order)
     noise, direction = np.random.default_rng(0).standard_normal((2, 8, 8, 8))
 
     def loss(theta: Any) -> Any:

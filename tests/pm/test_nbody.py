@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
+from simulations import configure, initial
 
 import pmwd_dist as pmd
 from pmwd_dist.pm.particles import exact
@@ -19,24 +20,12 @@ from pmwd_dist.pm.status import successful
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.time_steps import step_times
 
-
-def configure(decomposition: pmd.Decomposition, **changes: Any) -> pmd.Config:
-    return pmd.Config(
-        **({"box_size": 32.0, "mesh_shape": 8, "decomposition": decomposition, "steps": 6, "halo": 4} | changes)
-    )
-
-
-def initial(config: pmd.Config, cosmo: Any) -> pmd.Particles:
-    noise = pmd.white_noise(jax.random.key(2), config)
-    return pmd.lpt(pmd.linear_modes(noise, cosmo, config), cosmo, config)
-
-
 # --- step times --------------------------------------------------------------------------------------------------
 
 
-def test_save_times_are_step_times_exactly(single: pmd.Decomposition, cosmo: Any) -> None:
+def test_save_times_are_step_times_exactly(cosmo: Any) -> None:
     saves = (0.123456789, 1 / 3, 0.5, 1.0)
-    times = np.asarray(step_times(cosmo, configure(single, steps=12), save=saves))
+    times = np.asarray(step_times(cosmo, configure(steps=12), save=saves))
     assert set(saves) <= set(times.tolist())
     assert len(times) == 13
     assert (np.diff(times) > 0).all()
@@ -44,23 +33,21 @@ def test_save_times_are_step_times_exactly(single: pmd.Decomposition, cosmo: Any
     growth = np.diff(pmd.growth(inner, cosmo))
     np.testing.assert_allclose(growth, growth[0], rtol=1e-9)  # uniform within a segment
     assert np.diff(times).max() < 2 * (0.9 / 12)  # and shared out evenly between them
-    assert len(step_times(cosmo, configure(single, steps=1), save=saves)) == 5  # one a segment at least
+    assert len(step_times(cosmo, configure(steps=1), save=saves)) == 5  # one a segment at least
 
 
 # --- snapshots ---------------------------------------------------------------------------------------------------
 
 
-def test_a_snapshot_is_the_end_of_a_run_that_stops_there(single: pmd.Decomposition, cosmo: Any) -> None:
-    config = configure(single)
+def test_a_snapshot_is_the_end_of_a_run_that_stops_there(cosmo: Any) -> None:
+    config = configure()
     particles, table = initial(config, cosmo), pmd.growth_table(cosmo)
     solution = pmd.nbody(particles, table, config, saveat=diffrax.SaveAt(ts=[0.3, 1.0])).raise_if_failed()
     np.testing.assert_allclose(solution.times, (0.3, 1.0), rtol=1e-7)
     times = np.asarray(step_times(table, config, save=(0.3, 1.0)))
     times = times[: times.tolist().index(0.3) + 1]
     controller = diffrax.StepTo(times)
-    alone = pmd.nbody(
-        particles, table, configure(single, a_stop=0.3), stepsize_controller=controller, max_steps=len(times)
-    )
+    alone = pmd.nbody(particles, table, configure(a_stop=0.3), stepsize_controller=controller, max_steps=len(times))
     alone.raise_if_failed()
     # Another program: rounding may differ, by a few steps of the grid (2e-14 Mpc/h).
     np.testing.assert_allclose(solution.snapshots.disp[0], alone.particles.disp, rtol=0, atol=1e-11)
@@ -83,7 +70,7 @@ def test_save_times_may_be_a_list_inside_jit() -> None:
 def test_steps_from_the_host_are_those_of_nbody_to_the_bit(pdims: tuple[int, int], x64: bool, cosmo: Any) -> None:
     """Also where the particles rest after each step, as for an output or a checkpoint."""
     with jax.enable_x64(x64):
-        config = configure(pmd.Decomposition(pdims=pdims), steps=3)
+        config = configure(pdims, steps=3)
         table, solver, saves = pmd.growth_table(cosmo), pmd.BullFrog(), (0.5, 1.0)
         start, times, factor = initial(config, cosmo), step_times(table, config, save=saves), lambda k, a: 1 + a * k
         expected = pmd.nbody(start, table, config, saveat=saves, potential_factor=factor).raise_if_failed()
@@ -108,8 +95,8 @@ def test_steps_from_the_host_are_those_of_nbody_to_the_bit(pdims: tuple[int, int
             assert float(moved.status.halo) == float(expected.status.halo)
 
 
-def test_given_steps_are_planned_where_saves_are_known(single: pmd.Decomposition, cosmo: Any) -> None:
-    config = configure(single, steps=4)
+def test_given_steps_are_planned_where_saves_are_known(cosmo: Any) -> None:
+    config = configure(steps=4)
     times = jnp.asarray(step_times(cosmo, config))
     controller = diffrax.StepTo(times)
     at = diffrax.SubSaveAt(t0=True, ts=times[2:3], t1=True)
@@ -126,10 +113,10 @@ METER = diffrax.TextProgressMeter()
 SHOWN = ["0.00%", "50.00%", "100.00%"]
 
 
-def started(decomposition: pmd.Decomposition) -> tuple[pmd.Particles, Any]:
+def started(layout: Any = (1, 1)) -> tuple[pmd.Particles, Any]:
     """Particles, and their displacement after two steps with options of `nbody`."""
-    config, table = configure(decomposition, steps=2), pmd.growth_table(problems.cosmology())
-    return initial(config, table), lambda start, **options: pmd.nbody(start, table, config, **options).particles.disp
+    config, table = configure(layout, steps=2), pmd.growth_table(problems.cosmology())
+    return initial(config), lambda start, **options: pmd.nbody(start, table, config, **options).particles.disp
 
 
 def shown(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -141,7 +128,7 @@ def shown(capsys: pytest.CaptureFixture[str]) -> list[str]:
 def test_each_step_is_shown_once_inside_jit_and_in_gradients(
     pdims: tuple[int, int], capsys: pytest.CaptureFixture[str]
 ):
-    particles, evolve = started(pmd.Decomposition(pdims))
+    particles, evolve = started(pdims)
     disp = jax.block_until_ready(evolve(particles, progress_meter=METER))
     assert shown(capsys) == SHOWN
     np.testing.assert_array_equal(disp, evolve(particles))
@@ -155,8 +142,8 @@ def test_each_step_is_shown_once_inside_jit_and_in_gradients(
     np.testing.assert_array_equal(by_particles.disp, gradient(particles, None)[1].disp)
 
 
-def test_without_a_meter_the_program_is_the_same(single: pmd.Decomposition) -> None:
-    particles, evolve = started(single)
+def test_without_a_meter_the_program_is_the_same() -> None:
+    particles, evolve = started()
     programs = [
         jax.jit(lambda x, options=options: evolve(x, **options)).lower(particles).as_text()
         for options in ({}, {"progress_meter": diffrax.NoProgressMeter()}, {"progress_meter": METER})
@@ -166,8 +153,8 @@ def test_without_a_meter_the_program_is_the_same(single: pmd.Decomposition) -> N
     assert "callback" in programs[2]
 
 
-def test_other_solvers_show_their_progress(single: pmd.Decomposition, capsys: pytest.CaptureFixture[str]) -> None:
-    particles, evolve = started(single)
+def test_other_solvers_show_their_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    particles, evolve = started()
     jax.block_until_ready(evolve(particles, solver=diffrax.Heun(), progress_meter=METER))
     assert shown(capsys)[::2] == ["0.00%", "100.00%"]
 
@@ -182,15 +169,15 @@ def loss(noise: Any, values: dict[str, Any], config: pmd.Config) -> Any:
     return jnp.mean(pmd.density(solution.particles, config) ** 2) + pmd.growth(0.5, table)
 
 
-def test_one_table_serves_a_whole_program(single: pmd.Decomposition) -> None:
-    config = configure(single, steps=2)
+def test_one_table_serves_a_whole_program() -> None:
+    config = configure(steps=2)
     noise = pmd.white_noise(jax.random.key(0), config)
     jaxpr = str(jax.make_jaxpr(lambda n, v: loss(n, v, config))(noise, vars(problems.cosmology())))
     assert jaxpr.count("name=_tabulate") == 1
 
 
-def test_an_optimiser_on_one_device_compiles_one_program(single: pmd.Decomposition) -> None:
-    config, values = configure(single, steps=2), vars(problems.cosmology())
+def test_an_optimiser_on_one_device_compiles_one_program() -> None:
+    config, values = configure(steps=2), vars(problems.cosmology())
     gradient = jax.jit(jax.grad(lambda x: loss(x, values, config)))
     for start in (pmd.white_noise(jax.random.key(0), config), jnp.zeros(config.particle_shape)):
         x = start

@@ -9,33 +9,33 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import problems
 import pytest
 from jax.sharding import AbstractMesh
+from simulations import COSMO, configure, initial, moved
 
 import pmwd_dist as pmd
 from pmwd_dist.pm.lpt_fields import stores_second_derivatives
 from pmwd_dist.pm.stepping.potential_cache import stored_potentials
 
 
-def configure(cells: int, particles: int | None = None, **options: Any) -> pmd.Config:
+def of_size(cells: int, particles: int | None = None, **options: Any) -> pmd.Config:
     return pmd.Config(2.0 * cells, cells, particles or cells, decomposition=(1, 1), **options)
 
 
 CACHES = [
-    (configure(64), (1, 1), jnp.float64, "cpu", 10),
-    (configure(128), (1, 1), jnp.float32, "cpu", 6),
-    (configure(512), (1, 1), jnp.float32, "cpu", 6),
-    (configure(512), (4, 1), jnp.float32, "cpu", 3),
-    (configure(512, gradient="spectral"), (1, 1), jnp.float32, "cpu", 2),
-    (configure(768, 512), (1, 1), jnp.float32, "cpu", 1),
-    (configure(1024, 512), (1, 1), jnp.float32, "cpu", 0),
-    (configure(256, 512), (1, 1), jnp.float32, "cpu", 10),
-    (configure(128), (1, 1), jnp.float32, "gpu", 10),
-    (configure(512), (1, 1), jnp.float32, "gpu", 9),
-    (configure(768, 512), (1, 1), jnp.float32, "gpu", 1),
-    (configure(512), (2, 1), jnp.float32, "gpu", 7),
-    (configure(512), (2, 2), jnp.float32, "gpu", 4),
+    (of_size(64), (1, 1), jnp.float64, "cpu", 10),
+    (of_size(128), (1, 1), jnp.float32, "cpu", 6),
+    (of_size(512), (1, 1), jnp.float32, "cpu", 6),
+    (of_size(512), (4, 1), jnp.float32, "cpu", 3),
+    (of_size(512, gradient="spectral"), (1, 1), jnp.float32, "cpu", 2),
+    (of_size(768, 512), (1, 1), jnp.float32, "cpu", 1),
+    (of_size(1024, 512), (1, 1), jnp.float32, "cpu", 0),
+    (of_size(256, 512), (1, 1), jnp.float32, "cpu", 10),
+    (of_size(128), (1, 1), jnp.float32, "gpu", 10),
+    (of_size(512), (1, 1), jnp.float32, "gpu", 9),
+    (of_size(768, 512), (1, 1), jnp.float32, "gpu", 1),
+    (of_size(512), (2, 1), jnp.float32, "gpu", 7),
+    (of_size(512), (2, 2), jnp.float32, "gpu", 4),
 ]
 
 
@@ -52,27 +52,24 @@ def test_few_potentials_are_cached_and_never_more_for_more_steps(
 
 
 def test_small_meshes_keep_second_derivatives() -> None:
-    assert stores_second_derivatives(configure(64), jnp.float64)
-    assert not stores_second_derivatives(configure(128), jnp.float32)
-    assert stores_second_derivatives(configure(128), jnp.float64, "gpu")
-    assert not stores_second_derivatives(configure(256), jnp.float32, "gpu")
+    assert stores_second_derivatives(of_size(64), jnp.float64)
+    assert not stores_second_derivatives(of_size(128), jnp.float32)
+    assert stores_second_derivatives(of_size(128), jnp.float64, "gpu")
+    assert not stores_second_derivatives(of_size(256), jnp.float32, "gpu")
 
 
 @pytest.mark.parametrize("gradient", ["finite-difference", pytest.param("spectral", marks=pytest.mark.slow)])
 def test_stored_potentials_do_not_change_a_bit(gradient: str) -> None:
     """Of gradients and, from three fields of the force, of a Hessian-vector product, of which they have tangents."""
-    decomposition = pmd.Decomposition(pdims=(1, 1) if gradient == "spectral" else (4, 1))
-    config = pmd.Config(24.0, 8, steps=3, halo=4, lpt_order=1, gradient=gradient, decomposition=decomposition)
-    table = pmd.growth_table(problems.cosmology())
-    modes = pmd.linear_modes(pmd.white_noise(jax.random.key(0), config), problems.cosmology(), config)
-    particles = pmd.lpt(modes, table, config)
+    config = configure((1, 1) if gradient == "spectral" else (4, 1), steps=3, gradient=gradient)
+    table, particles = pmd.growth_table(COSMO), initial(config)
     direction = jax.random.normal(jax.random.key(3), particles.disp.shape)
 
     def derivatives(stored: Any) -> Any:
         def loss(disp: Any) -> Any:
-            moved = pmd.Particles(particles.disp + disp, particles.vel)
             adjoint = pmd.ReversibleAdjoint(stored_potentials=stored)
-            return jnp.mean(pmd.density(pmd.nbody(moved, table, config, adjoint=adjoint).particles, config) ** 2)
+            end = pmd.nbody(moved(particles, disp), table, config, adjoint=adjoint).particles
+            return jnp.mean(pmd.density(end, config) ** 2)
 
         zero = jnp.zeros_like(direction)
         if gradient == "spectral":
@@ -88,10 +85,8 @@ def test_stored_potentials_do_not_change_a_bit(gradient: str) -> None:
 def test_second_derivatives_computed_again_give_the_same_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
     def derivatives(steps: int) -> Any:
         """Gradient and Hessian-vector product of the initial conditions; the number of steps makes a new program."""
-        decomposition = pmd.Decomposition(pdims=(1, 1))
-        config = pmd.Config(16.0, 8, steps=steps, halo=4, decomposition=decomposition)
-        table = pmd.growth_table(problems.cosmology())
-        modes = pmd.linear_modes(pmd.white_noise(jax.random.key(0), config), problems.cosmology(), config)
+        config, table = configure(steps=steps, lpt_order=2), pmd.growth_table(COSMO)
+        modes = pmd.linear_modes(pmd.white_noise(jax.random.key(0), config), COSMO, config)
 
         def loss(scale: Any) -> Any:
             return jnp.mean(pmd.lpt(modes * scale, table, config).disp ** 4)

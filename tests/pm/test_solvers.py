@@ -12,6 +12,7 @@ import numpy as np
 import problems
 import pytest
 from scipy.integrate import quad
+from simulations import configure, initial
 
 import pmwd_dist as pmd
 from pmwd_dist.pm.solvers import INTEGRATORS, diffrax_solvers
@@ -24,11 +25,6 @@ COSMO = problems.cosmology(Omega_k=0.05, w0=-0.9, wa=0.2)
 @pytest.fixture(params=SOLVERS)
 def solver(request: pytest.FixtureRequest) -> Any:
     return SOLVERS[request.param]
-
-
-def initial(config: pmd.Config, cosmo: Any = COSMO) -> pmd.Particles:
-    noise = pmd.white_noise(jax.random.key(5), config)
-    return pmd.lpt(pmd.linear_modes(noise, cosmo, config), cosmo, config)
 
 
 # --- coefficients ------------------------------------------------------------------------------------------------
@@ -113,10 +109,10 @@ def test_a_plane_wave_follows_zeldovich_until_near_shell_crossing(solver: Any) -
 
 
 @pytest.mark.slow
-def test_solvers_converge_at_second_order(solver: Any, single: pmd.Decomposition) -> None:
+def test_solvers_converge_at_second_order(solver: Any) -> None:
     """Twice the steps, a quarter of the error; the force is continuous but kinked, hence the margin."""
-    config = pmd.Config(box_size=64.0, mesh_shape=8, decomposition=single, a_start=0.2, a_stop=0.6)
-    particles, table = initial(config), pmd.growth_table(COSMO)
+    config = configure(box_size=64.0, a_start=0.2, a_stop=0.6)
+    particles, table = initial(config, COSMO), pmd.growth_table(COSMO)
 
     results = {}
     for steps in (4, 8, 128):
@@ -137,9 +133,9 @@ class Weaker(pmd.FastPM):
         return c._replace(kick=self.factor * c.kick)
 
 
-def test_a_solver_may_hold_parameters_by_which_runs_are_differentiated(single: pmd.Decomposition) -> None:
-    config = pmd.Config(box_size=64.0, mesh_shape=8, decomposition=single, steps=2)
-    particles, table = initial(config), pmd.growth_table(COSMO)
+def test_a_solver_may_hold_parameters_by_which_runs_are_differentiated() -> None:
+    config = configure(box_size=64.0, steps=2)
+    particles, table = initial(config, COSMO), pmd.growth_table(COSMO)
 
     def end(factor: Any) -> Any:
         return pmd.nbody(particles, table, config, solver=Weaker(factor)).particles.disp
@@ -154,10 +150,10 @@ def test_a_solver_may_hold_parameters_by_which_runs_are_differentiated(single: p
 # --- diffrax -----------------------------------------------------------------------------------------------------
 
 
-def test_diffeqsolve_takes_the_solvers_both_ways(solver: Any, single: pmd.Decomposition) -> None:
+def test_diffeqsolve_takes_the_solvers_both_ways(solver: Any) -> None:
     """In floating-point numbers: with the end of `nbody`, and back to the start, to rounding."""
-    config = pmd.Config(box_size=32.0, mesh_shape=8, decomposition=single, steps=4)
-    particles, table = initial(config), pmd.growth_table(COSMO)
+    config = configure()
+    particles, table = initial(config, COSMO), pmd.growth_table(COSMO)
     times, factor = step_times(COSMO, config), lambda k, a: 1 + a * k
 
     @jax.jit
@@ -189,9 +185,9 @@ def test_diffeqsolve_takes_the_solvers_both_ways(solver: Any, single: pmd.Decomp
 
 
 @pytest.mark.slow
-def test_an_adaptive_solver_agrees_with_many_leapfrog_steps(single: pmd.Decomposition) -> None:
-    config = pmd.Config(box_size=64.0, mesh_shape=8, decomposition=single, steps=200, a_start=0.2, a_stop=0.6)
-    particles = initial(config)
+def test_an_adaptive_solver_agrees_with_many_leapfrog_steps() -> None:
+    config = configure(box_size=64.0, steps=200, a_start=0.2, a_stop=0.6)
+    particles = initial(config, COSMO)
     many = pmd.nbody(particles, COSMO, config, solver=pmd.LeapFrog()).raise_if_failed().particles
     adaptive = diffrax.diffeqsolve(
         pmd.ParticleMesh(config),

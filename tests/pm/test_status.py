@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
+from simulations import COSMO, configure, initial
 
 import pmwd_dist as pmd
 from pmwd_dist.pm.particles import exact
@@ -18,13 +19,9 @@ from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.stepping.step import all_steps, coefficients_of
 from pmwd_dist.pm.time_steps import step_times
 
-COSMO = problems.cosmology()
 
-
-def configure(decomposition: pmd.Decomposition, **changes: Any) -> pmd.Config:
-    return pmd.Config(
-        **({"box_size": 8.0, "mesh_shape": 8, "decomposition": decomposition, "steps": 6, "halo": 1} | changes)
-    )
+def small(layout: Any = (1, 1), **changes: Any) -> pmd.Config:
+    return configure(layout, **({"box_size": 8.0, "steps": 6, "halo": 1} | changes))
 
 
 def wave(config: pmd.Config) -> pmd.Particles:
@@ -35,7 +32,7 @@ def wave(config: pmd.Config) -> pmd.Particles:
 
 @pytest.fixture(scope="module")
 def failed() -> tuple[pmd.Config, pmd.Solution]:
-    config = configure(pmd.Decomposition(pdims=(4, 1)))
+    config = small((4, 1))
     return config, pmd.nbody(wave(config), COSMO, config)
 
 
@@ -60,7 +57,7 @@ def test_after_a_failure_particles_and_gradient_are_those_of_the_last_good_step(
     """The end of a run that stops before the step that fails."""
     config, solution = failed
     times = step_times(COSMO, config)[: int(solution.status.step) + 1]
-    shorter, table = configure(config.decomposition, a_stop=float(times[-1])), pmd.growth_table(COSMO)
+    shorter, table = small(config.decomposition, a_stop=float(times[-1])), pmd.growth_table(COSMO)
 
     def run(start: pmd.Particles, config: pmd.Config, controller: Any = None) -> Any:
         end = pmd.nbody(start, table, config, stepsize_controller=controller).particles
@@ -100,8 +97,8 @@ def test_a_step_of_diffrax_that_fails_is_reported(failed: tuple[pmd.Config, pmd.
     np.testing.assert_allclose(solution.particles.disp, expected.particles.disp, rtol=0, atol=1e-11)
 
 
-def test_auto_is_right_where_a_small_halo_fails(single: pmd.Decomposition) -> None:
-    runs = [configure(pmd.Decomposition(pdims=(2, 2)), halo="auto"), configure(single)]
+def test_auto_is_right_where_a_small_halo_fails() -> None:
+    runs = [small((2, 2), halo="auto"), small()]
     auto, alone = (pmd.nbody(wave(config), COSMO, config).raise_if_failed() for config in runs)
     np.testing.assert_allclose(auto.particles.disp, alone.particles.disp, rtol=0, atol=1e-11)
     assert auto.status.max_displacement > 1
@@ -122,8 +119,8 @@ def test_what_is_not_finite_is_reported(failed: tuple[pmd.Config, pmd.Solution],
         solution.raise_if_failed()
 
 
-def test_beyond_the_exact_grid_is_reported(single: pmd.Decomposition) -> None:
-    config = configure(single, steps=1)
+def test_beyond_the_exact_grid_is_reported() -> None:
+    config = small(steps=1)
     disp = jnp.full((8, 8, 8, 3), 200.0)
     solution = pmd.nbody(pmd.Particles(disp, 0 * disp), COSMO, config)
     assert solution.status.code == Code.BEYOND_GRID
@@ -139,8 +136,8 @@ def test_beyond_the_exact_grid_is_reported(single: pmd.Decomposition) -> None:
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-def test_momenta_beyond_their_range_are_reported(single: pmd.Decomposition, dtype: Any) -> None:
-    config = configure(single, steps=1, a_start=0.98)
+def test_momenta_beyond_their_range_are_reported(dtype: Any) -> None:
+    config = small(steps=1, a_start=0.98)
     particles = jax.tree.map(lambda x: x.astype(dtype), wave(config))
     for speed, code in ((2000.0, Code.SUCCESSFUL), (2047.99, Code.TOO_FAST), (-2047.99, Code.TOO_FAST)):
         moving = jnp.full_like(particles.vel, speed)  # 2048 at most; kicks are what takes momenta further
@@ -150,19 +147,20 @@ def test_momenta_beyond_their_range_are_reported(single: pmd.Decomposition, dtyp
         solution.raise_if_failed()
 
 
-def test_saves_leave_momenta_their_range(single: pmd.Decomposition) -> None:
+def test_saves_leave_momenta_their_range() -> None:
     """Corrected forces reach 56 Mpc/h at 2 Mpc/h; saves lengthen the first step, which shrinks the unit."""
-    config, table = configure(single, a_start=0.02, steps=20), pmd.growth_table(COSMO)
+    config, table = small(a_start=0.02, steps=20), pmd.growth_table(COSMO)
     for save in ((), (0.5,), (0.25, 0.5, 0.75)):
         coefficients = coefficients_of(pmd.BullFrog.coefficients, table, step_times(table, config, save=save), config)
         assert 2**62 * float(all_steps(coefficients, config).unit1.min()) > 200
 
 
-def test_the_step_limit_of_an_adaptive_solver_is_reported(single: pmd.Decomposition) -> None:
-    config = configure(single, box_size=64.0)
-    particles = pmd.lpt(pmd.linear_modes(pmd.white_noise(jax.random.key(0), config), COSMO, config), COSMO, config)
+def test_the_step_limit_of_an_adaptive_solver_is_reported() -> None:
+    config = small(box_size=64.0)
     controller = diffrax.PIDController(rtol=1e-6, atol=1e-6)
-    solution = pmd.nbody(particles, COSMO, config, solver=diffrax.Tsit5(), stepsize_controller=controller, max_steps=5)
+    solution = pmd.nbody(
+        initial(config), COSMO, config, solver=diffrax.Tsit5(), stepsize_controller=controller, max_steps=5
+    )
     assert solution.status.code == Code.STEP_LIMIT
     assert solution.status.step <= 5
     with pytest.raises(pmd.SimulationError, match="reached its limit of steps .*raise max_steps or loosen"):
@@ -181,7 +179,7 @@ def test_every_code_has_a_message_and_fine_has_none() -> None:
 def test_solutions_print_their_outcome(failed: tuple[pmd.Config, pmd.Solution]) -> None:
     config, solution = failed
     assert str(solution) == repr(solution) == f"Solution of 512 particles: {solution.status.message()}"
-    good = pmd.nbody(wave(config), COSMO, configure(config.decomposition, halo=2), saveat=[0.5, 0.75])
+    good = pmd.nbody(wave(config), COSMO, small(config.decomposition, halo=2), saveat=[0.5, 0.75])
     cells = f"{float(good.status.max_displacement):.2f}"
     assert str(good) == (
         f"Solution of 512 particles: ok, 6 steps, largest displacement {cells} cells; snapshots at a = 0.5, 0.75"

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import shutil
 import subprocess
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
-import problems
 import pytest
 from inferences import SMALL
+from processes import mpirun
 from runs import Events, linear_power, read
 
 import pmwd_dist as pmd
@@ -120,10 +117,7 @@ def full(snapshot, path, chunks):
     write(snapshot, path, chunks)
 
 os.replace = late
-codes = {
-    "run": command("run", "small.toml"),
-    "again": command("run", "small.toml"),
-}
+codes = {"run": command("run", "small.toml"), "again": command("run", "small.toml")}
 before_step(1, 1, lambda: signal.raise_signal(signal.SIGUSR1))
 codes |= {
     "signal": command("run", "sphere.toml", "--output", "resumed", "--set", swift),
@@ -182,9 +176,7 @@ command("infer", "small.toml", "--output", "faulty", *slabs, *mask)
 PENCILS = """
 import time
 pencils = ("--set", "devices.pdims=[2, 2]")
-codes = {
-    "resumed": command("resume", "begun_on_one", *pencils),
-}
+codes = {"resumed": command("resume", "begun_on_one", *pencils)}
 finish(codes)
 
 def end_all():
@@ -194,24 +186,6 @@ def end_all():
 before_step(2, 1, end_all)
 command("run", "plain.toml", "--output", "ended", "--set", "output.checkpoint_every=1", *pencils)
 """
-
-
-def start(processes: int, folder: Path, *command: str, limit: int = 300) -> subprocess.CompletedProcess[str]:
-    """Run a command in several processes, for so many seconds at most."""
-    mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-    if mpirun is None:
-        pytest.skip("there is no mpirun")
-    environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    environment |= {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
-    environment |= {
-        "XLA_FLAGS": problems.XLA_FLAGS,
-        "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",
-        "MPIEXEC_TIMEOUT": str(limit),
-    }
-    run = [mpirun, "-n", str(processes), "--oversubscribe", "--bind-to", "none", sys.executable, *command]
-    return subprocess.run(
-        run, cwd=folder, env=environment, capture_output=True, text=True, timeout=limit + 30, check=False
-    )
 
 
 def codes_of(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
@@ -276,7 +250,7 @@ def test_processes(tmp_path: Path, no_figures: None):
     linear_power(tmp_path / "p.txt")
     (tmp_path / "small.toml").write_text(SETTINGS)
     (tmp_path / "sphere.toml").write_text(PLAIN + SPHERE)
-    done = start(2, tmp_path, "-c", BEGIN + SCRIPT)
+    done = mpirun(2, tmp_path, "-c", BEGIN + SCRIPT, limit=300)
     codes = codes_of(done)
     assert {codes.pop(name) for name in ("run", "resume", "gadget", "swift", "doctor", "report", "refilled")} == {0}
     for process in (0, 1):
@@ -321,7 +295,7 @@ def test_pencils_of_processes(tmp_path: Path, no_figures: None):
     (tmp_path / "plain.toml").write_text(f'{PLAIN}\n[force]\ncorrection = "force.json"\n')
     with pytest.raises(Interrupted):
         alone(tmp_path / "begun_on_one", tmp_path / "plain.toml", time_limit=0.01)
-    done = start(4, tmp_path, "-c", DIFFERENT + BEGIN + PENCILS)
+    done = mpirun(4, tmp_path, "-c", DIFFERENT + BEGIN + PENCILS, limit=300)
     assert codes_of(done) == {"resumed": 0}
     assert (done.returncode, done.stdout.count("step 3/3")) == (1, 1)
     assert status_of(tmp_path / "ended") == "running"
@@ -352,7 +326,7 @@ def test_inferences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         prepare_folder(plan)
         with nullcontext() if limit is None else pytest.raises(Interrupted):
             execute(plan, Events(), time_limit=limit)
-    done = start(2, tmp_path, "-c", DIFFERENT + BEGIN + INFERENCES)
+    done = mpirun(2, tmp_path, "-c", DIFFERENT + BEGIN + INFERENCES, limit=300)
     codes = codes_of(done)
     assert set(codes.values()) == {0}, (codes, done.stderr)
     assert not (tmp_path / "begun_on_two" / "chunk_00000.npz").exists()
@@ -403,7 +377,7 @@ def test_four_chains_of_processes_end(tmp_path: Path, pdims: tuple[int, int], op
     count = math.prod(pdims)
     sets = [x for key in (f"devices.pdims={list(pdims)}", *options, *SHORT) for x in ("--set", key)]
     script = ONE_CORE + BEGIN + FOUR_CHAINS + STOPPED * (count == 2)
-    done = start(count, tmp_path, "-c", script, str(EXAMPLE), *sets, limit=600)
+    done = mpirun(count, tmp_path, "-c", script, str(EXAMPLE), *sets, limit=600)
     assert 'codes {"infer": 0}' in done.stdout, done.stderr
     assert (tmp_path / "run" / "chunk_00002.npz").exists()
     if count == 2:
