@@ -200,7 +200,6 @@ def forward_derivatives(function: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, traced once for arguments of the same types."""
     jaxprs: dict[Any, Any] = {}
 
     def run(*args: Array) -> Any:

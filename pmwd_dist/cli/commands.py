@@ -102,8 +102,6 @@ def options(
 
 
 def _add_job(name: str, about: str) -> None:
-    """Add the command for simulations or for inferences."""
-
     @app.command(name, help=about)
     def do(
         file: File,

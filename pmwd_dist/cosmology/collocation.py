@@ -85,7 +85,6 @@ def _chebyshev() -> np.ndarray:
 
 
 def _weights() -> np.ndarray:
-    """Barycentric weights of Chebyshev's nodes."""
     weight = (-1.0) ** np.arange(_COUNT)
     weight[[0, -1]] /= 2
     return weight

@@ -217,8 +217,6 @@ def _wavevectors(
 
 @lru_cache(maxsize=64)
 def _compiled_wavevectors(*arguments: Any) -> Callable[[], tuple[Array, Array, Array]]:
-    """The wavevectors as one compiled program."""
-
     def run() -> tuple[Array, Array, Array]:  # mapped at each trace, with the current mesh
         return _wavevectors(*arguments)()
 
@@ -273,12 +271,10 @@ def filtered_block(block: Array, response: Callable[[], Array], decomposition: D
 
 
 def _fft_block(block: Array, decomposition: Decomposition) -> Array:
-    """`pfft3d` of the local block."""
     return decomposition.backend.fft(block, decomposition)
 
 
 def _ifft_block(block: Array, decomposition: Decomposition) -> Array:
-    """`pifft3d` of the local block."""
     return decomposition.backend.ifft(block, decomposition)
 
 

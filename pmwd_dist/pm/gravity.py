@@ -76,7 +76,6 @@ def _is_force_mesh(cells: int, particles: int) -> bool:
 
 
 def _nearest_meshes(cells: int, particles: int) -> list[int]:
-    """The nearest admitted numbers of cells, below and above."""
     admitted = [n for n in range(2, cells + particles + 1) if _is_force_mesh(n, particles)]
     return [*[n for n in admitted if n < cells][-1:], *[n for n in admitted if n > cells][:1]]
 

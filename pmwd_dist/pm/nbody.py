@@ -173,7 +173,6 @@ def _check_factor(potential_factor: Any, config: Config) -> None:
 
 
 def _checked_meter(meter: Any, config: Config) -> diffrax.AbstractProgressMeter[Any] | None:
-    """The progress meter; None for one that shows nothing."""
     if meter is None or isinstance(meter, diffrax.NoProgressMeter):
         return None
     if not isinstance(meter, diffrax.AbstractProgressMeter):
@@ -184,7 +183,6 @@ def _checked_meter(meter: Any, config: Config) -> diffrax.AbstractProgressMeter[
 
 
 def _options(controller: Any, adjoint: diffrax.AbstractAdjoint | None, max_steps: int) -> dict[str, Any]:
-    """Options of `diffrax.diffeqsolve`."""
     checkpoints = None  # diffrax's own number
     if isinstance(controller, diffrax.StepTo):
         max_steps = len(controller.ts) - 1

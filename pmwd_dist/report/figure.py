@@ -11,7 +11,6 @@ class NotebookFigure(Figure):
     """A figure of Matplotlib without a window."""
 
     def _repr_png_(self) -> bytes:
-        """PNG for IPython."""
         image = BytesIO()
         self.savefig(image, format="png", bbox_inches="tight")
         return image.getvalue()

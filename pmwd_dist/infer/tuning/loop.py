@@ -133,7 +133,6 @@ class ChainTuning:
         return longest_step(largest_curvatures(slopes, positions, extremes))
 
     def _adapted(self, before: Posterior, state: TuningState) -> Posterior:
-        """The posterior with the next adaptation."""
         old, changes = self.run.adaptation, None
         if self.schedule.last(state).stage.parameters_move:
             key = jax.random.fold_in(jax.random.fold_in(self.key, state.total), 2)
@@ -270,7 +269,6 @@ def largest_curvatures(slopes: Callable[[Any], Any], positions: Any, extremes: S
 
 @jit
 def _normalised(directions: Any) -> tuple[Any, Array]:
-    """Directions of norm 1, and their norms."""
     sizes = jax.vmap(trees.norm)(directions)
     return jax.vmap(lambda size, x: trees.scale(1 / size, x))(sizes, directions), sizes
 

@@ -153,7 +153,6 @@ def check_storage(data: Dataset, path: str) -> None:
 
 
 def _filters(data: Dataset) -> list[tuple[int, tuple[int, ...]]]:
-    """Codes and parameters of the filters."""
     properties = data.id.get_create_plist()
     return [(code, values) for code, _, values, _ in map(properties.get_filter, range(properties.get_nfilters()))]
 

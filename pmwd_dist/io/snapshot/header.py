@@ -143,7 +143,6 @@ def hubble(file: File, default: float | None = None) -> float:
 
 
 def _unit_of_positions(files: Sequence[Path], default: float | None) -> Unit:
-    """Unit of length of the first file that has positions."""
     unit: Unit | None = None
     for path in files:
         with opened(path) as file:

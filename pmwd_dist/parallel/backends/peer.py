@@ -147,7 +147,6 @@ def _transform_attributes(
 
 
 def _own_gpu(mesh: Mesh | None) -> int:
-    """A GPU of this process."""
     assert mesh is not None
     return next(d.local_hardware_id for d in mesh.devices.flat if d.process_index == jax.process_index())
 

@@ -61,7 +61,6 @@ def _precision() -> str:
 
 
 def _digest(*arrays: np.ndarray) -> str:
-    """Digest of the numbers of arrays."""
     content = b"".join(np.ascontiguousarray(values, "<f8").tobytes() for values in arrays)
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 

@@ -83,7 +83,6 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _is_name(name: str) -> bool:
-    """Whether a text is the name of a file in a folder."""
     return name not in ("", "..") and Path(name).name == name and "\0" not in name
 
 

@@ -58,7 +58,6 @@ def device_limit() -> int | None:
 
 
 def _own_devices(config: Config) -> int:
-    """Number of devices of this process."""
     return sum(device.process_index == jax.process_index() for device in config.decomposition.mesh.devices.flat)
 
 

@@ -101,7 +101,6 @@ def _vectors(config: Config) -> jax.ShapeDtypeStruct:
 
 
 def _table(simulation: SimulationSetup) -> Any:
-    """Shapes of the growth table."""
     return jax.eval_shape(lambda: growth_table_to(simulation.config.lpt_order, simulation.cosmo))
 
 
