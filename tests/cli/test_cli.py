@@ -72,16 +72,19 @@ def test_no_verb_prints_the_verbs(cli: Cli):
         assert verb in out
 
 
-def test_wrong_commands_fail(cli: Cli, file: Path):
+def test_wrong_commands_and_huge_requests_fail(cli: Cli, file: Path):
     fails(cli("rnu", file), "rnu", "Did you mean 'run'?")
     fails(cli("run"), "FILE")
     fails(cli("run", file, "--bogus"), "--bogus", "`pmwd-dist run --help` lists all")
     fails(cli("--bogus"), "--bogus", "`pmwd-dist --help` lists all")
     fails(cli("power", "x.hdf5", "--mesh", "two"), "--mesh")
     fails(cli("power", "x.hdf5", "--mesh", "2"), "--mesh")
-
-
-def test_version(cli: Cli):
+    fails(cli("check", file, "--set", "x" * 100_000), "--set xxx", "must look like section.key=value", lines=1)
+    fails(cli("autotune", 99999999999999), "shape=(99999999999999, ", "use a smaller mesh, or more devices", lines=1)
+    fails(cli("power", "x.hdf5", "--mesh", 10**9), "--mesh", "less than or equal to 65536", lines=1)
+    fails(cli("autotune", 16, "--halo", 10**20), "halo=100000000000000000000 is wider than the mesh", lines=1)
+    for verb in ("run", "check"):
+        fails(cli(verb, file, "-o", "a\udcff"), "'a\\udcff': is not UTF-8; use another name", lines=1)
     assert cli("--version") == (0, f"pmwd-dist {pmd.__version__}\n", "")
 
 
@@ -104,18 +107,6 @@ def test_the_program_sets_options_of_jax_whatever_the_environment_says(cli: Cli,
         assert code == 0, err
         tables.append((file.parent / "out/power_z0.000.csv").read_text(encoding="utf-8"))
     assert tables[0] == tables[1]
-
-
-def test_huge_requests_fail(cli: Cli, file: Path):
-    fails(cli("check", file, "--set", "x" * 100_000), "--set xxx", "must look like section.key=value", lines=1)
-    fails(cli("autotune", 99999999999999), "shape=(99999999999999, ", "use a smaller mesh, or more devices", lines=1)
-    fails(cli("power", "x.hdf5", "--mesh", 10**9), "--mesh", "less than or equal to 65536", lines=1)
-    fails(cli("autotune", 16, "--halo", 10**20), "halo=100000000000000000000 is wider than the mesh", lines=1)
-
-
-def test_names_that_are_not_utf_8_fail(cli: Cli, file: Path):
-    for verb in ("run", "check"):
-        fails(cli(verb, file, "-o", "a\udcff"), "'a\\udcff': is not UTF-8; use another name", lines=1)
 
 
 def test_templates_can_be_run(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -163,15 +154,15 @@ def test_output_folder_with_content_fails(cli: Cli, file: Path, tmp_path: Path):
     fails(cli("run", file, "--output", folder, "--overwrite"), "not the folder of a run")
     assert [path.name for path in folder.iterdir()] == ["mine.txt"]
     fails(cli("run", file, "--output", folder / "mine.txt"), "is a file")
-
-
-def test_output_folder_that_can_not_be_made_fails(cli: Cli, file: Path):
     fails(cli("run", file, "--output", "/proc/here"), "/proc/here")
 
 
-def test_too_little_memory_fails(cli: Cli, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_too_little_memory_or_disk_fails(cli: Cli, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(resources, "available_memory", lambda: (5e8, 6e8))
     fails(cli("run", file, "--output", tmp_path / "out"), "box.mesh", "memory", "600 MB")
+    monkeypatch.undo()
+    monkeypatch.setattr("pmwd_dist.run.simulation.plan.free_space", lambda path: 1000)
+    fails(cli("run", file, "--output", tmp_path / "out"), "disk", "1 kB free")
     assert not (tmp_path / "out").exists()
 
 
@@ -190,26 +181,17 @@ def test_settings_that_mislead_are_warned_of(cli: Cli, file: Path):
     assert "warning: observe" not in out
 
 
-def test_too_little_disk_fails(cli: Cli, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pmwd_dist.run.simulation.plan.free_space", lambda path: 1000)
-    fails(cli("run", file, "--output", tmp_path / "out"), "disk", "1 kB free")
-    assert not (tmp_path / "out").exists()
-
-
-def test_resume_needs_the_folder_of_a_run(cli: Cli, tmp_path: Path):
+def test_verbs_fail_on_what_is_no_run_or_snapshot(cli: Cli, tmp_path: Path, file: Path):
+    fails(cli("power", tmp_path / "absent.hdf5"), "no such snapshot")
+    fails(cli("power", file), "not an HDF5 file")
+    fails(cli("report", tmp_path), "not the folder of a run")
+    fails(cli("report", tmp_path / "absent"), "not the folder of a run")
     fails(cli("resume", tmp_path), "not the folder of a run")
     fails(cli("resume", tmp_path / "absent"), "not the folder of a run")
     (tmp_path / "config.toml").write_text(MINIMAL)
     fails(cli("resume", tmp_path), "not the folder of a run")
     manifest.create(tmp_path, {}, ["run.json"])
     fails(cli("resume", tmp_path, "--set", "box.size=3"), "would change the results of the run")
-
-
-def test_power_and_report_fail_on_other_files(cli: Cli, tmp_path: Path, file: Path):
-    fails(cli("power", tmp_path / "absent.hdf5"), "no such snapshot")
-    fails(cli("power", file), "not an HDF5 file")
-    fails(cli("report", tmp_path), "not the folder of a run")
-    fails(cli("report", tmp_path / "absent"), "not the folder of a run")
 
 
 def test_power_says_what_is_wrong_in_its_own_words(cli: Cli, tmp_path: Path):

@@ -30,12 +30,7 @@ from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.inference import verdict
 from pmwd_dist.run.inference.inputs import key_of, starts_of
 from pmwd_dist.run.inference.job import InferenceJob, condition_on
-from pmwd_dist.run.inference.verdict import (
-    find_mixing_reasons,
-    find_reasons,
-    find_step_reasons,
-    worst_scale,
-)
+from pmwd_dist.run.inference.verdict import find_mixing_reasons, find_reasons, find_step_reasons, worst_scale
 from pmwd_dist.run.settings import InferenceSettings, SimulationSettings, read_any, read_as
 from pmwd_dist.run.settings.template import template, to_toml
 
@@ -203,9 +198,7 @@ def test_another_config_does_not_go_on(
     (folder / "run.json").unlink()
     (folder / "config.toml").write_text(text.replace("sd = 0.5", "sd = 0.6"))
     assert command("resume", folder) == 2
-    shown = (
-        'priors.b1 = { kind = "normal", mean = 1.5, sd = 0.6, low = 0.1 }: this folder\'s run has { kind = "normal",'
-    )
+    shown = 'priors.b1 = { kind = "normal", mean = 1.5, sd = 0.6, low = 0.1 }: this folder\'s run has { kind ='
     assert shown in capsys.readouterr().err
     (folder / "config.toml").write_text(text.replace("sigma = 0.5", "sigma = 0.6"))
     assert command("resume", folder) == 2
@@ -228,23 +221,31 @@ def test_another_config_does_not_go_on(
     assert "use another folder, or the same model; or go on with the version that began" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("name", "remedy"),
-    [
-        ("state.npz", "restore it from a copy, or sample again in another folder"),
-        ("chunk_00001.npz", "restore it from a copy, or sample again in another folder"),
-        ("start.npz", "remove it, and the same is made again"),
-        ("data.npz", "remove it, and the same is made again"),
-    ],
-)
-def test_a_damaged_file_is_one_line_before_any_work(
-    name: str, remedy: str, whole: tuple[InferenceJob, Listener], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+REMADE = "remove it, and the same is made again"
+RESTORED = "restore it from a copy, or sample again in another folder"
+REMEDIES = {"state.npz": RESTORED, "chunk_00001.npz": RESTORED, "start.npz": REMADE, "data.npz": REMADE}
+
+
+@pytest.mark.parametrize("name", REMEDIES)
+@pytest.mark.parametrize("kind", ["damaged", "of another run"])
+def test_wrong_files_are_one_line_before_any_work(
+    name: str, kind: str, whole: tuple[InferenceJob, Listener], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Checksums of the files of another run are intact; it has another seed."""
     folder = Path(shutil.copytree(whole[0].folder, tmp_path / "run"))
-    content = (folder / name).read_bytes()
-    (folder / name).write_bytes(content[: len(content) // 2])
+    if kind == "damaged":
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: len(content) // 2])
+    else:
+        with ArrayFile(folder / name) as file:
+            arrays, about = file.arrays(), file.about
+        other = fingerprint(identity(whole[0]) | {"noise.seed": 5})
+        about |= {"last": "0123456789abcdef"} if name == "state.npz" else {"run": other}
+        write_arrays(folder / name, arrays, about)
     assert command("resume", folder, "--set", "sampler.steps=48") == 2
-    assert capsys.readouterr().err == f"pmwd-dist: {folder / name}: is damaged; {remedy}\n"
+    (line,) = capsys.readouterr().err.splitlines()
+    wrong = f"is damaged; {REMEDIES[name]}" if kind == "damaged" else "is of another run or place: it has "
+    assert line.startswith(f"pmwd-dist: {folder / name}: {wrong}")
     assert not (folder / "chunk_00003.npz").exists()
 
 
@@ -253,33 +254,12 @@ def test_starts_and_data_of_other_shapes_are_refused(whole: tuple[InferenceJob, 
     plan, wrong = replace(whole[0], folder=folder), np.ones((3, 4, 4, 4))
     about = {"run": fingerprint(identity(plan)), "file": "start.npz"}
     write_arrays(folder / "start.npz", {"noise": wrong, "parameters/b1": np.ones(2)}, about)
-    with pytest.raises(
-        StartError, match=r"start.npz: has 'noise' of shape \(3, 4, 4, 4\), not \(2, 4, 4, 4\); remove it"
-    ):
+    with pytest.raises(StartError, match=r"start.npz: has 'noise' of shape \(3, 4, 4, 4\), not .* 4, 4\); remove it"):
         execute(plan, Listener(), resume=True)
     mock = {"noise": wrong[0], "parameters/b1": np.asarray(1.0), "data": np.nan * wrong[0]}
     write_arrays(folder / "data.npz", mock, about | {"file": "data.npz"})
     with pytest.raises(StartError, match=r"data.npz: data holds 64 values that are no finite numbers"):
         execute(plan, Listener(), resume=True)
-
-
-@pytest.mark.parametrize("name", ["data.npz", "start.npz", "chunk_00001.npz", "state.npz"])
-def test_files_of_another_run_are_refused(
-    name: str, whole: tuple[InferenceJob, Listener], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Their checksums are intact, and the run has another seed."""
-    folder = Path(shutil.copytree(whole[0].folder, tmp_path / "run"))
-    with ArrayFile(folder / name) as file:
-        arrays, about = file.arrays(), file.about
-    if name == "state.npz":
-        about["last"] = "0123456789abcdef"
-    else:
-        about["run"] = fingerprint(identity(whole[0]) | {"noise.seed": 5})
-    write_arrays(folder / name, arrays, about)
-    assert command("resume", folder, "--set", "sampler.steps=48") == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"{folder / name}: is of another run or place: it has " in line
-    assert not (folder / "chunk_00003.npz").exists()
 
 
 def test_few_accepted_trajectories_are_named(whole: tuple[InferenceJob, Listener], tmp_path: Path) -> None:
@@ -297,9 +277,7 @@ def test_steps_that_are_too_long_are_named_with_one_remedy(whole: tuple[Inferenc
     energy *= math.sqrt(4e-4 * 66)
     chain = replace(load_chain(whole[0].folder), parameters={"b1": x, "b2": -x}, density_shift=0.4 * x)
     (reason,) = find_step_reasons(replace(chain, energy_change=energy), 0.2, 1e-3)
-    assert re.match(
-        r"steps are too long: steps shift b1 by \+0\.\d+ ± 0.\d+ standard deviations; steps shift b2", reason
-    )
+    assert re.match(r"steps are too long: steps shift b1 by \+0\.\d+ ± 0.\d+ standard dev.*; steps shift b2", reason)
     assert reason.endswith("; raise sampler.tuning_steps, or sample again with sampler.energy_variance = 6e-05")
     (reason,) = find_step_reasons(replace(chain, energy_change=9 * energy), 0.5, 1e-3)
     assert reason.startswith("steps are too long: the variance of the energy error is up to ")
@@ -354,10 +332,7 @@ def test_chains_that_never_moved_are_not_trusted(whole: tuple[InferenceJob, List
     assert chain.density_shift.shape == chain.logdensity.shape and np.all(chain.density_shift != 0)
     still = replace(chain, parameters={"b1": np.ones((2, 36))}, logdensity=np.ones((2, 36)))
     reasons = find_reasons(plan, still)
-    assert (
-        "R-hat is more than 1.01 (b1 inf, logdensity inf), and effective samples are fewer than 400 (b1 1)"
-        in reasons[0]
-    )
+    assert "R-hat is more than 1.01 (b1 inf, logdensity inf), and effective samples are fewer than" in reasons[0]
     assert "; the chains have not mixed, or are stuck: look at traces.png" in reasons[0]
     assert "stuck in the same place: chain 0 for 36, chain 1 for 36 of 36 draws; raise sampler.tuning_st" in reasons[1]
     still.logdensity[0] = chain.logdensity[0]
