@@ -13,6 +13,7 @@ import h5py
 import jax
 import jax_cosmo
 import numpy as np
+from hdf5_damage import Make, data, objects
 from processes import damaged
 
 import pmwd_dist as pmd
@@ -123,57 +124,21 @@ def remove(path: Path, name: str) -> None:
             del file[group]
 
 
-def replace(path: Path, name: str, make: Callable[[Any, str], None]) -> None:
+def replace(path: Path, name: str, make: Make) -> None:
     with h5py.File(path, "a") as file:
         del file[f"PartType1/{name}"]
         make(file["PartType1"], name)
 
 
-def _virtual(group: Any, name: str) -> None:
-    layout = h5py.VirtualLayout((COUNT, 3), "f4")
-    layout[:] = h5py.VirtualSource("/dev/zero", "data", (COUNT, 3))
-    group.create_virtual_dataset(name, layout)
-
-
-def _link(to: Any) -> Callable[[Any, str], None]:
-    def make(group: Any, name: str) -> None:
-        group[name] = to
-
-    return make
-
-
-def _data(*arguments: Any, **options: Any) -> Callable[[Any, str], None]:
-    return lambda group, name: group.create_dataset(name, *arguments, **options)
-
-
-def arrays() -> dict[str, Callable[[Any, str], None]]:
-    """What may lie in the place of an array, none of which can be loaded."""
-    compound = np.zeros(COUNT, [("x", "f4"), ("y", "f4"), ("z", "f4")])
-    return {
-        "scalar": _data(data=1.0),
-        "null": _data(data=h5py.Empty("f4")),
-        "compound": _data(data=compound),
-        "text": _data(data=[["a", "b", "c"]] * COUNT),
-        "empty": _data((0, 3), "f4"),
-        "shorter": _data(data=np.zeros((COUNT - 1, 3), "f4")),
-        "one column": _data(data=np.zeros((COUNT, 1), "f4")),
-        "four axes": _data(data=np.zeros((*SHAPE, 3), "f4")),
-        "complex": _data(data=np.zeros((COUNT, 3), "c8")),
-        "whole and one axis": _data(data=np.zeros(COUNT - 1, "i8")),
-        "fractions": _data(data=np.full(COUNT, 0.5)),
-        "NaN": _data(data=np.full((COUNT, 3), np.nan)),
-        "1e30": _data(data=np.full((COUNT, 3), 1e300)),
-        "no values": _data((COUNT, 3), "f4"),
-        "no values, chunked": _data((COUNT, 3), "f4", chunks=(8, 3)),
-        "no values, huge": _data((10**12, 3), "f4", chunks=(2**20, 3)),
-        "no values, huge, contiguous": _data((10**12, 3), "f4"),
-        "group": lambda group, name: group.create_group(name),
-        "dangling link": _link(h5py.SoftLink("/nowhere")),
-        "looping link": lambda group, name: group.__setitem__(name, h5py.SoftLink(f"/PartType1/{name}")),
-        "external link": _link(h5py.ExternalLink("/dev/zero", "/data")),
-        "virtual": _virtual,
-        "external values": _data((COUNT, 3), "f4", external=[("/dev/zero", 0, h5py.h5f.UNLIMITED)]),
-    }
+ARRAYS = objects((COUNT, 3)) | {
+    "shorter": data(data=np.zeros((COUNT - 1, 3), "f4")),
+    "one column": data(data=np.zeros((COUNT, 1), "f4")),
+    "four axes": data(data=np.zeros((*SHAPE, 3), "f4")),
+    "whole and one axis": data(data=np.zeros(COUNT - 1, "i8")),
+    "fractions": data(data=np.full(COUNT, 0.5)),
+    "NaN": data(data=np.full((COUNT, 3), np.nan)),
+    "1e30": data(data=np.full((COUNT, 3), 1e300)),
+}
 
 
 def made_up(kind: str) -> Iterator[Case]:
@@ -187,7 +152,7 @@ def made_up(kind: str) -> Iterator[Case]:
     names = ("Coordinates", "Velocities", *(("Masses",) if kind == "foreign" else ("ParticleIDs",)))
     for name in names:
         yield Case(f"no {name}", lambda path, n=name: remove(path, f"PartType1/{n}"), frozenset())
-        for what, make in arrays().items():
+        for what, make in ARRAYS.items():
             yield Case(f"{name}: {what}", lambda path, n=name, m=make: replace(path, n, m), frozenset())
     for group, names in groups.items():
         for name in names:

@@ -6,6 +6,7 @@ import os
 import shutil
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import fuzz_snapshots as fuzz
 import h5py
@@ -38,6 +39,10 @@ def set_id(path: Path, value: int) -> None:
         file["PartType1/ParticleIDs"][0] = value
 
 
+def laid(name: str, what: str) -> Any:
+    return lambda path: fuzz.replace(path, name, fuzz.ARRAYS[what])
+
+
 REFUSED = {
     "no HDF5": (lambda path: path.write_text("text"), "not an HDF5 file"),
     "an ID twice": (lambda path: set_id(path, 1), r"1 sites of .* lack particles, and others have several: some IDs"),
@@ -46,27 +51,12 @@ REFUSED = {
     "no group": (lambda path: fuzz.remove(path, "PartType1"), "lacks the group PartType1"),
     "no array": (lambda path: fuzz.remove(path, "PartType1/Velocities"), "lacks the array PartType1/Velocities"),
     "no attribute": (lambda path: fuzz.remove(path, "Header:Redshift"), "lacks the attribute Header:Redshift"),
-    "fractions": (
-        lambda path: fuzz.replace(path, "ParticleIDs", fuzz.arrays()["fractions"]),
-        "ParticleIDs of type float64, which must be whole numbers",
-    ),
-    "columns": (
-        lambda path: fuzz.replace(path, "Coordinates", fuzz.arrays()["one column"]),
-        r"Coordinates of shape \(512, 1\), which must be \(N, 3\)",
-    ),
-    "lengths": (
-        lambda path: fuzz.replace(path, "Coordinates", fuzz.arrays()["shorter"]),
-        "different numbers of particles: Coordinates 511, Velocities 512",
-    ),
-    "no values": (
-        lambda path: fuzz.replace(path, "Coordinates", fuzz.arrays()["no values, huge"]),
-        "declares PartType1/Coordinates of shape .* but holds fewer values",
-    ),
-    "link": (
-        lambda path: fuzz.replace(path, "Coordinates", fuzz.arrays()["external link"]),
-        "link at PartType1/Coordinates, where the array itself must be",
-    ),
-    "virtual": (lambda path: fuzz.replace(path, "Coordinates", fuzz.arrays()["virtual"]), "values in other files"),
+    "fractions": (laid("ParticleIDs", "fractions"), "ParticleIDs of type float64, which must be whole numbers"),
+    "columns": (laid("Coordinates", "one column"), r"Coordinates of shape \(512, 1\), which must be \(N, 3\)"),
+    "lengths": (laid("Coordinates", "shorter"), "numbers of particles: Coordinates 511, Velocities 512"),
+    "no values": (laid("Coordinates", "no values, huge"), "declares .*/Coordinates of shape .* but holds fewer values"),
+    "link": (laid("Coordinates", "external link"), "link at PartType1/Coordinates, where the array itself must be"),
+    "virtual": (laid("Coordinates", "virtual"), "values in other files"),
     "redshift": (lambda path: fuzz.set_attribute(path, "Header", "Redshift", -1), "Redshift = -1, which must be"),
     "box": (lambda path: fuzz.set_attribute(path, "Header", "BoxSize", 1e300), "BoxSize = .* must be one side"),
     "text": (lambda path: fuzz.set_attribute(path, "Header", "BoxSize", "big"), "BoxSize that is no number"),

@@ -14,6 +14,7 @@ import h5py
 import hdf5plugin
 import numcodecs
 import numpy as np
+from hdf5_damage import Make, data, objects
 from processes import damaged
 
 from pmwd_dist.run.common.data_files import read_files
@@ -68,34 +69,20 @@ def _zip() -> bytes:
     return out.getvalue()
 
 
-def _hdf5(make: Callable[[Any], Any]) -> Change:
-    """A change of an HDF5 file without its data."""
+def _hdf5(make: Make) -> Change:
+    """A change of an HDF5 file that puts something in the place of its data."""
 
     def change(folder: Path) -> None:
         with h5py.File(folder / "d.h5", "a") as file:
             del file["group/data"]
-            make(file["group"])
+            make(file["group"], "data")
 
     return change
 
 
-def _virtual(group: Any) -> None:
-    layout = h5py.VirtualLayout(SHAPE, "f8")
-    layout[:] = h5py.VirtualSource("missing.h5", "data", SHAPE)
-    group.create_virtual_dataset("data", layout)
-
-
-def _link(to: Any) -> Change:
-    return _hdf5(lambda group: group.__setitem__("data", to))
-
-
-def _data(*given: Any, **options: Any) -> Change:
-    return _hdf5(lambda group: group.create_dataset("data", *given, **options))
-
-
 def _bomb(chunk: bytes, **options: Any) -> Change:
-    def write(group: Any) -> None:
-        data = group.create_dataset("data", SHAPE, "f8", chunks=(2, 6, 8), **options)
+    def write(group: Any, name: str) -> None:
+        data = group.create_dataset(name, SHAPE, "f8", chunks=(2, 6, 8), **options)
         for first in (0, 2):
             data.id.write_direct_chunk((first, 0, 0), chunk)
 
@@ -132,29 +119,16 @@ MADE_UP: dict[str, dict[str, Change]] = {
         "pipe": _pipe("d.h5"),
         "text": lambda folder: _replace(folder / "d.h5", b"1 2 3\n"),
         "no group": lambda folder: h5py.File(folder / "d.h5", "w").close(),
-        "virtual": _hdf5(_virtual),
-        "soft link": _link(h5py.SoftLink("/nowhere")),
-        "looping link": _link(h5py.SoftLink("/group/data")),
-        "external link": _link(h5py.ExternalLink("d.npy", "/data")),
-        "external values": _data(SHAPE, "f8", external=[("/dev/zero", 0, h5py.h5f.UNLIMITED)]),
-        "committed datatype": _link(np.dtype("f8")),
-        "group": _hdf5(lambda group: group.create_group("data")),
-        "scalar": _data(data=1.0),
-        "null": _data(data=h5py.Empty("f8")),
-        "compound": _data(data=np.zeros(SHAPE, [("x", "f4")])),
-        "strings": _data(data=[["a", "b"]]),
-        "complex": _data(data=np.zeros(SHAPE, "c8")),
-        "references": _data(SHAPE, h5py.ref_dtype),
-        "other shape": _data(data=np.zeros((4, 6, 9))),
-        "no values": _data(SHAPE, "f8"),
+        "other shape": _hdf5(data(data=np.zeros((4, 6, 9)))),
         "bomb": _bomb(_BOMB, **hdf5plugin.Zstd()),
         "gzip bomb": _bomb(zlib.compress(bytes(1 << 26)), compression="gzip"),
         "short chunks": _bomb(b"\x50\x2a\x4d\x18" + bytes(4) + _BOMB, **hdf5plugin.Zstd()),
         "short gzip chunks": _bomb(zlib.compress(bytes(700)), compression="gzip"),
-        "other filters": _data(data=VALUES, chunks=(2, 6, 8), **hdf5plugin.Bitshuffle()),
-        "large chunks": _data(SHAPE, "f8", maxshape=(None,) * 3, chunks=(400, 400, 400), compression=1),
-        "1 TB": _data((10**6, 10**6), "f8", chunks=(1024, 1024)),
-    },
+        "other filters": _hdf5(data(data=VALUES, chunks=(2, 6, 8), **hdf5plugin.Bitshuffle())),
+        "large chunks": _hdf5(data(SHAPE, "f8", maxshape=(None,) * 3, chunks=(400, 400, 400), compression=1)),
+        "1 TB": _hdf5(data((10**6, 10**6), "f8", chunks=(1024, 1024))),
+    }
+    | {what: _hdf5(make) for what, make in objects(SHAPE).items()},
 }
 
 
