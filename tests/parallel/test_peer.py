@@ -1,6 +1,7 @@
 """The GPUs of one process that write into each other's memory, without a GPU. See also gpu/test_programs.py.
 
-Here the references of the ops run; the rest is the same: layouts, norms, derivatives, when the native ones are taken.
+Here the references of the ops run; the rest is the same: layouts, norms, when the native ones are taken. Derivatives of
+transforms are those of `test_transforms.py`.
 """
 
 from __future__ import annotations
@@ -74,35 +75,6 @@ def test_nothing_of_xlas_takes_part(decomposition: Decomposition) -> None:
     assert "peer_transform" in program
     assert " fft" not in program
     assert "all_to_all" not in program
-
-
-@pytest.mark.parametrize("kind", ["r2c", "c2r", "c2c", "inverse c2c"])
-def test_derivatives_are_those_on_one_device(decomposition: Decomposition, kind: str) -> None:
-    def transform(x: jax.Array, decomposition: Decomposition) -> jax.Array:
-        if kind == "c2c":
-            return pmd.pfft3d(x * (1 + 2j), decomposition)
-        if kind == "inverse c2c":
-            return pmd.pifft3d(x * (1 + 2j), decomposition) * x.size
-        spectrum = pmd.prfft3d(x, decomposition)
-        return spectrum if kind == "r2c" else pmd.pirfft3d(spectrum**2, SHAPE, decomposition)
-
-    def loss(x: jax.Array, decomposition: Decomposition) -> jax.Array:
-        y = transform(x, decomposition)
-        return jnp.sum(jnp.abs(y) ** 4)
-
-    alone = Decomposition((1, 1), devices=jax.devices()[:1], backend="xla")
-    x, v = real(decomposition), real(decomposition, 2)
-
-    def run(decomposition: Decomposition, *arguments: jax.Array) -> Any:
-        gradient = jax.grad(partial(loss, decomposition=decomposition))
-        return jax.jit(lambda x, v: jax.jvp(gradient, (x,), (v,)))(*arguments)
-
-    expected, tangent = run(alone, real(alone), real(alone, 2))
-    gradient, found = run(decomposition, x, v)
-    close(gradient, expected)
-    close(found, tangent)
-    own = decomposition.spectrum_sharding if kind == "inverse c2c" else decomposition.sharding
-    assert gradient.sharding.is_equivalent_to(own, 3)
 
 
 @pytest.mark.parametrize(("parts", "halo"), [(1, 2), (4, 0), (4, 1), (4, 2), (4, 3)])

@@ -19,6 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pmwd_dist as pmd
+from pmwd_dist.parallel.backends import peer
 
 SHAPE = (4, 4, 6)  # 4 values of kz: no padding on 1, 2 or 4 devices
 Function = Callable[[jax.Array], jax.Array]
@@ -106,7 +107,7 @@ def transformed(function: Function) -> Callable[[jax.Array], dict[str, Any]]:
 
 @functools.cache
 def on_one_device(name: str) -> dict[str, np.ndarray]:
-    return jax.device_get(run(transformed(operations(pmd.Decomposition((1, 1)))[name]), weights(0))[0])
+    return jax.device_get(run(transformed(operations(pmd.Decomposition((1, 1), backend="xla"))[name]), weights(0))[0])
 
 
 def expected_sharding(name: str, transform: str, decomposition: pmd.Decomposition) -> NamedSharding:
@@ -116,6 +117,17 @@ def expected_sharding(name: str, transform: str, decomposition: pmd.Decompositio
     return NamedSharding(decomposition.mesh, specs.get(transform, decomposition.spec))
 
 
+def compared(name: str, parallel: pmd.Decomposition) -> str:
+    """Compare all transforms of an operation with one device; returns the program."""
+    x = jax.device_put(weights(0), parallel.sharding)
+    results, program = run(transformed(operations(parallel)[name]), x)
+    for transform, expected in on_one_device(name).items():
+        atol = 1e-12 * np.abs(expected).max()
+        np.testing.assert_allclose(results[transform], expected, rtol=0, atol=atol, err_msg=transform)
+        assert problems.has_sharding(results[transform], expected_sharding(name, transform, parallel)), transform
+    return program
+
+
 @pytest.mark.parametrize(
     ("parallel", "name"),
     [(pdims, name) for pdims in ((4, 1), (2, 2)) for name in NAMES],
@@ -123,13 +135,15 @@ def expected_sharding(name: str, transform: str, decomposition: pmd.Decompositio
     ids=str,
 )
 def test_values_without_annotation(name: str, parallel: pmd.Decomposition) -> None:
-    x = jax.device_put(weights(0), parallel.sharding)
-    results, program = run(transformed(operations(parallel)[name]), x)
-    for transform, expected in on_one_device(name).items():
-        atol = 1e-12 * np.abs(expected).max()
-        np.testing.assert_allclose(results[transform], expected, rtol=0, atol=atol, err_msg=transform)
-        assert problems.has_sharding(results[transform], expected_sharding(name, transform, parallel)), transform
-    assert "all-gather" not in program
+    assert "all-gather" not in compared(name, parallel)
+
+
+@pytest.mark.parametrize("name", NAMES[:4])
+@pytest.mark.parametrize("count", [1, 4])
+def test_values_of_gpus_that_are_peers(name: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the references of their ops; `test_peer.py` has their halos."""
+    monkeypatch.setattr(peer.Peer, "unavailable_reason", lambda self, division: None)
+    compared(name, pmd.Decomposition((count, 1), backend="peer"))
 
 
 def test_donated_fields_are_used_in_place() -> None:
