@@ -130,7 +130,7 @@ def waves_of(n: int, waves: Any, phases: Any, amplitude: Any) -> jax.Array:
 
 def _clustered(n: int) -> jax.Array:
     decomposition = pmd.Decomposition((1, 1), jax.devices()[:1])
-    config, cosmo = pmd.Config(CLUSTERED_CELL * n, n, steps=10, decomposition=decomposition), cosmology()
+    config, cosmo = pmd.Config(CLUSTERED_CELL * n, n, steps=10, lpt_order=2, decomposition=decomposition), cosmology()
 
     @jax.jit
     def run() -> Any:

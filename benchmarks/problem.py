@@ -33,7 +33,9 @@ def cosmology() -> jax_cosmo.Cosmology:
 def config(n: int) -> pmd.Config:
     """A simulation of n^3 particles on a mesh of n^3 in a box of 2n Mpc/h, on one device."""
     decomposition = pmd.Decomposition((1, 1), jax.devices()[:1])
-    return pmd.Config(CELL * n, n, a_start=A_START, a_stop=A_STOP, steps=STEPS, decomposition=decomposition)
+    return pmd.Config(
+        CELL * n, n, a_start=A_START, a_stop=A_STOP, steps=STEPS, lpt_order=2, decomposition=decomposition
+    )
 
 
 def noise(n: int) -> Float[Array, "n n n"]:

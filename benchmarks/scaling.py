@@ -63,7 +63,7 @@ class Case(NamedTuple):
         decomposition = pmd.Decomposition((self.devices // self.py, self.py), jax.devices()[: self.devices])
         times: dict[str, Any] = {"a_start": problem.A_START, "a_stop": problem.A_STOP, "steps": problem.STEPS}
         box = tuple(problem.CELL * n for n in self.mesh)
-        return pmd.Config(box, self.mesh, **times, decomposition=decomposition, halo=self.halo)
+        return pmd.Config(box, self.mesh, **times, lpt_order=2, decomposition=decomposition, halo=self.halo)
 
 
 def timed(case: Case, rounds: int) -> dict[str, Any]:

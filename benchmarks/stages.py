@@ -65,7 +65,7 @@ def configure(n: int, a: float) -> pmd.Config:
     """The run whose particles are taken."""
     decomposition = pmd.Decomposition((1, 1), jax.devices()[:1])
     settings: dict[str, Any] = {"a_start": problem.A_START, "a_stop": a, "steps": problem.STEPS}
-    return pmd.Config(problem.CELL * n, n, **settings, decomposition=decomposition)
+    return pmd.Config(problem.CELL * n, n, **settings, lpt_order=2, decomposition=decomposition)
 
 
 def start(noise: jax.Array, config: pmd.Config) -> pmd.Particles:

@@ -74,7 +74,7 @@ class Config:
         a_start: float = 0.1,
         a_stop: float = 1.0,
         steps: int = 20,
-        lpt_order: int = 2,
+        lpt_order: int = 3,
         decomposition: Decomposition | tuple[int, int] | None = None,
         halo: int | Literal["auto"] = "auto",
         gradient: Gradient = "finite-difference",

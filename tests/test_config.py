@@ -147,7 +147,7 @@ def test_a_config_prints_in_rows() -> None:
     for row in (
         "box         8 x 16 x 24 Mpc/h",
         "mesh        8 x 8 x 6 cells of 1 x 2 x 4 Mpc/h",
-        "time        a 0.1 to 1 in 3 steps, from 2LPT",
+        "time        a 0.1 to 1 in 3 steps, from 3LPT",
         "devices     1 x 1, backend xla, halo auto",
     ):
         assert row in rows.splitlines()

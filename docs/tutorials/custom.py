@@ -18,7 +18,7 @@ from numpyro.infer.util import initialize_model
 
 import pmwd_dist as pmd
 
-config = pmd.Config(box_size=200.0, mesh_shape=8, a_stop=1.0, decomposition=(1, 1))
+config = pmd.Config(box_size=200.0, mesh_shape=8, a_stop=1.0, lpt_order=2, decomposition=(1, 1))
 
 # %% [markdown]
 # ## A forward model

@@ -53,8 +53,8 @@ def lpt(
     a = config.a_start if a is None else inputs.scale_factor(a)
     table = growth_table_to(config.lpt_order, cosmo)
     modes = inputs.checked_modes(modes, config)
-    a = as_array(a, table.factors.dtype)
-    return displaced(potentials(modes, table, a, config), table, a, config).made_for(config, a)
+    at = as_array(a, table.factors.dtype)
+    return displaced(potentials(modes, table, at, config), table, at, config).made_for(config, a)
 
 
 # Two programs, unless a caller compiles them within one: in one program the memory of the particles lies idle while the

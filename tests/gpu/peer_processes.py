@@ -26,7 +26,7 @@ SHAPE = (64, 48, 40)
 def simulated(decomposition: pmd.Decomposition, noise: Any) -> Any:
     """Density at the end, and the gradient of its variance."""
     box = tuple(2.0 * n for n in SHAPE)
-    config = pmd.Config(box, SHAPE, a_start=0.1, steps=4, halo=20, decomposition=decomposition)
+    config = pmd.Config(box, SHAPE, a_start=0.1, steps=4, halo=20, lpt_order=2, decomposition=decomposition)
     cosmo = jax_cosmo.Planck15()
 
     def loss(noise: Any) -> Any:

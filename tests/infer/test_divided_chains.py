@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 def posterior_of(decomposition: pmd.Decomposition, cosmo: Any) -> infer.Posterior:
     """Galaxies in redshift space, with an adapted preconditioner."""
-    config = pmd.Config(80.0, 8, a_start=0.25, a_stop=0.5, steps=1, decomposition=decomposition, halo=2)
+    config = pmd.Config(80.0, 8, a_start=0.25, a_stop=0.5, steps=1, lpt_order=2, decomposition=decomposition, halo=2)
     observable = infer.LagrangianGalaxies(b1="b1", line_of_sight="z")
     forward = infer.Simulation(config, cosmo, observable=observable)
     model = infer.Model(config, forward, {"b1": infer.Normal(1.5, 0.5)}, infer.Gaussian(0.5))

@@ -18,7 +18,7 @@ from pmwd_dist import infer
 from pmwd_dist.infer.forward import wavevectors
 from pmwd_dist.infer.predictive_checks import check_fit, check_prior, deviation, shows_another_window
 
-CONFIG = pmd.Config(160.0, 8, a_stop=0.5, steps=2, decomposition=(1, 1))
+CONFIG = pmd.Config(160.0, 8, a_stop=0.5, steps=2, lpt_order=2, decomposition=(1, 1))
 DRAWS, MOCKS = 24, 60
 VARIANCE, SKEWNESS = "variance of residuals", "skewness of initial modes"
 LARGE, BEYOND = "k < 0.079 h/Mpc", "k > 0.16 h/Mpc"
@@ -154,7 +154,7 @@ def test_checks_ignore_modes_outside_the_likelihood() -> None:
 def test_divided_fields_have_the_same_checks() -> None:
     data = np.asarray(mock(linear_model(infer.Gaussian(0.5)), 7))
     one = checks_of(linear_model(infer.Gaussian(0.5)), data)
-    config = pmd.Config(160.0, 8, a_stop=0.5, steps=2, decomposition=(2, 2))
+    config = pmd.Config(160.0, 8, a_stop=0.5, steps=2, lpt_order=2, decomposition=(2, 2))
     model = linear_model(infer.Gaussian(0.5), config=config)
     for name, check in checks_of(model, data).items():
         assert check == pytest.approx(one[name], abs=1e-3, nan_ok=True), name

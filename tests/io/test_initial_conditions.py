@@ -51,7 +51,13 @@ def initial() -> pmd.Particles:
 
 
 def make_config(decomposition: Any, **options: Any) -> pmd.Config:
-    given: Any = {"box_size": BOX, "mesh_shape": N, "a_start": A, "decomposition": decomposition} | options
+    given: Any = {
+        "box_size": BOX,
+        "mesh_shape": N,
+        "a_start": A,
+        "lpt_order": 2,
+        "decomposition": decomposition,
+    } | options
     return pmd.Config(**given)
 
 

@@ -23,7 +23,14 @@ SHAPE, BOX = (16, 16, 16), (16.0, 16.0, 16.0)
 
 
 def configure(decomposition: Any = None, **changes: Any) -> pmd.Config:
-    options = {"box_size": BOX, "mesh_shape": SHAPE, "steps": 4, "halo": 8, "decomposition": decomposition}
+    options = {
+        "box_size": BOX,
+        "mesh_shape": SHAPE,
+        "steps": 4,
+        "lpt_order": 2,
+        "halo": 8,
+        "decomposition": decomposition,
+    }
     return pmd.Config(**(options | changes))
 
 

@@ -16,7 +16,7 @@ OBLIQUE = (1.0, 2.0, -2.0)
 
 
 def configure(decomposition: pmd.Decomposition, **changes: Any) -> pmd.Config:
-    return pmd.Config(**({"box_size": BOX, "mesh_shape": N, "decomposition": decomposition} | changes))
+    return pmd.Config(**({"box_size": BOX, "mesh_shape": N, "lpt_order": 2, "decomposition": decomposition} | changes))
 
 
 def random_particles() -> pmd.Particles:

@@ -17,14 +17,14 @@ from pmwd_dist.parallel import inputs
 from pmwd_dist.pm import nbody, saves
 
 N = 4
-CONFIG = pmd.Config(box_size=4.0, mesh_shape=N, steps=2, decomposition=(1, 1))
+CONFIG = pmd.Config(box_size=4.0, mesh_shape=N, steps=2, lpt_order=2, decomposition=(1, 1))
 COSMO = problems.cosmology()
 FIELD = np.random.default_rng(0).integers(0, 9, (N, N, N))
 MODES = np.zeros((N, N, N // 2 + 1), complex)
 DISP, SHORT = np.zeros((N, N, N, 3)), np.zeros((2, N, N, 3))
 OTHER = r"\(2, 4, 4, 3\) must be \(4, 4, 4, 3\)"
 
-BIG = pmd.Config(box_size=8.0, mesh_shape=N, decomposition=(1, 1))
+BIG = pmd.Config(box_size=8.0, mesh_shape=N, lpt_order=2, decomposition=(1, 1))
 
 # Most of these arguments are not those of the annotations.
 pytestmark = pytest.mark.usefixtures("unchecked")

@@ -243,7 +243,7 @@ def test_correction_of_the_force_is_for_its_particles(file: Path):
     (problem,) = problems(file, "force.correction=force.json", f"box.size={1.5 * read(file).box.size[0]}")
     assert f"is for particles {size:g} Mpc/h apart, and here are particles {1.5 * size:.3g} Mpc/h apart" in problem
     (problem,) = problems(file, "force.correction=auto", "box.size=480", "time.steps=20")
-    words = "none was trained for particles 30 Mpc/h apart, 1 cell a particle, 20 steps, 2LPT until a = 0.1"
+    words = "none was trained for particles 30 Mpc/h apart, 1 cell a particle, 20 steps, 3LPT until a = 0.1"
     assert f'force.correction = "auto": {words}; the nearest one is for particles 4 Mpc/h ' in problem
 
 
