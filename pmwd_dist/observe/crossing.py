@@ -34,18 +34,28 @@ class LightCone(NamedTuple):
     slopes: Array
 
     def at(self, s: Array) -> Array:
-        """Distance at a fraction of the step [Mpc/h], by Clenshaw's recurrence."""
-        t, last, before = 2 * s - 1, jnp.zeros_like(s), jnp.zeros_like(s)
-        for c in self.distance[:0:-1]:
-            last, before = c + 2 * t * last - before, last
-        return self.distance[0] + t * last - before
+        """Distance at a fraction of the step [Mpc/h]."""
+        return series(self.distance, s)
 
     def slope(self, s: Array) -> Array:
-        """Derivative of the distance, by polynomials of the second kind: T_k' = k U_(k-1), with the same recurrence."""
-        t, last, before = 2 * s - 1, jnp.zeros_like(s), jnp.zeros_like(s)
-        for k, c in reversed(list(enumerate(self.distance))[1:]):
-            last, before = 2 * k * c + 2 * t * last - before, last
-        return last
+        """Derivative of the distance."""
+        return series_slope(self.distance, s)
+
+
+def series(coefficients: Array, s: Array) -> Array:
+    """Sum of Chebyshev polynomials in 2 s - 1, lowest first, by Clenshaw's recurrence."""
+    t, last, before = 2 * s - 1, jnp.zeros_like(s), jnp.zeros_like(s)
+    for c in coefficients[:0:-1]:
+        last, before = c + 2 * t * last - before, last
+    return coefficients[0] + t * last - before
+
+
+def series_slope(coefficients: Array, s: Array) -> Array:
+    """Derivative of `series`, by polynomials of the second kind: T_k' = k U_(k-1), with the same recurrence."""
+    t, last, before = 2 * s - 1, jnp.zeros_like(s), jnp.zeros_like(s)
+    for k, c in reversed(list(enumerate(coefficients))[1:]):
+        last, before = 2 * k * c + 2 * t * last - before, last
+    return last
 
 
 class Path(NamedTuple):
@@ -86,10 +96,15 @@ def light_cone_in_step(before: Array, after: Array, table: GrowthTable) -> Light
 
 def series_in_step(function: Callable[[Array], Array], D: Array, table: GrowthTable) -> Array:
     """Chebyshev coefficients in 2 s - 1 of a function of the scale factor, between two growth factors; lowest first."""
-    t = np.cos(np.pi * (np.arange(_NODES) + 0.5) / _NODES)
-    inside = table.scale_factor(D[0] + (D[1] - D[0]) * jnp.asarray((t + 1) / 2, D.dtype))
-    fit = jnp.asarray(np.linalg.inv(np.polynomial.chebyshev.chebvander(t, _NODES - 1)), D.dtype)
-    return jnp.matmul(fit, function(inside), precision="highest")
+    return fit_series(lambda s: function(table.scale_factor(D[0] + (D[1] - D[0]) * s.astype(D.dtype))), _NODES)
+
+
+def fit_series(function: Callable[[Array], Array], count: int) -> Array:
+    """Chebyshev coefficients in 2 s - 1 of a function of s from 0 to 1, lowest first."""
+    t = np.cos(np.pi * (np.arange(count) + 0.5) / count)
+    values = function(jnp.asarray((t + 1) / 2))
+    fit = jnp.asarray(np.linalg.inv(np.polynomial.chebyshev.chebvander(t, count - 1)), values.dtype)
+    return jnp.matmul(fit, values, precision="highest")
 
 
 def path(before: Epoch, after: Epoch, light: LightCone) -> Path:

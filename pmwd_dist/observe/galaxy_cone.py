@@ -19,15 +19,15 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.ops import vary, varying_names
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.distance import HUBBLE_DISTANCE, transverse_distance
+from pmwd_dist.cosmology.distance import transverse_distance
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe import shells
 from pmwd_dist.observe.catalogue import Catalogue, about_simulation, check_negative
-from pmwd_dist.observe.crossing import LightCone, Path, light_cone_in_step, path, series_in_step
+from pmwd_dist.observe.crossing import Path, path
 from pmwd_dist.observe.deposit import split
 from pmwd_dist.observe.healpix import nearest_pixel, pixel_centres
-from pmwd_dist.observe.sphere import blocks_of, images_of, passing
+from pmwd_dist.observe.passage import StepSeries, blocks_of, images_of, parabola, seen, step_series
 from pmwd_dist.observe.survey import UNITS, Survey, check_survey, distances_at, generator, redshift_table, sky
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
@@ -202,7 +202,7 @@ class Passage:
         if (most := survey.n_z[1].max() * volume) > _MOST_AT_PARTICLE:
             constraint = f"has up to {most:.3g} galaxies for each particle, more than {_MOST_AT_PARTICLE:g}"
             raise ArgumentError("survey.n_z", None, constraint, "use more particles", show_value=False)
-        seen = np.flatnonzero(_in_footprint(self.images, self.cone, survey))
+        shown = np.flatnonzero(_in_footprint(self.images, self.cone, survey))
         words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
         dtype = jnp.result_type(float)
         self.means = _Means(
@@ -212,8 +212,8 @@ class Passage:
             jnp.asarray(nodes, dtype),
             jnp.asarray(np.asarray(norms), dtype),
             jnp.ravel(jnp.asarray(words))[-2:],
-            jnp.asarray(self.images[seen], dtype),
-            jnp.asarray(seen, jnp.int32),
+            jnp.asarray(self.images[shown], dtype),
+            jnp.asarray(shown, jnp.int32),
             jnp.asarray(self.cone.edges, dtype),
         )
 
@@ -322,39 +322,22 @@ def _galaxies(
     from its site.
     """
     before, after = (Epoch(a, undo_half_drift(m, config)) for a, m in zip(times, ends, strict=True))
-    light, names = light_cone_in_step(before.a, after.a, table), config.decomposition.names
-    D = table.D1(jnp.stack(times))
-    length = (D[1] - D[0]) * HUBBLE_DISTANCE
+    step, names = step_series(before.a, after.a, table), config.decomposition.names
 
-    def velocity(a: Array) -> Array:
-        return table.momentum(a) / (a * length)
-
-    series = series_in_step(lambda a: a, D, table), series_in_step(velocity, D, table)
-    step = _Step(light, light._replace(distance=series[0]), light._replace(distance=series[1]), D)
-
-    def block(path: Path, weights: tuple[Array, ...], step: _Step, means: _Means, table: GrowthTable) -> Any:
+    def block(path: Path, weights: tuple[Array, ...], step: StepSeries, means: _Means, table: GrowthTable) -> Any:
         rows, count, lost = _rows(path, weights, step, means, table, config, room)
         loss = jnp.stack([count, lost.astype(jnp.int32)])
         return rows, jax.lax.pmax(vary(loss, names), names) if names else loss
 
     spec = config.decomposition.spec
     run = config.decomposition.shard_map(block, (spec, spec, P(), P(), P()), (P(names or None), P()))
-    return run(path(before, after, light), weights, step, means, table)
-
-
-class _Step(NamedTuple):
-    """Light cone in a step, scale factor and velocity in c over the change of the displacement, and growth factors."""
-
-    light: LightCone
-    scale: LightCone
-    velocity: LightCone
-    D: Array
+    return run(path(before, after, step.light), weights, step, means, table)
 
 
 def _rows(
     path: Path,
     weights: tuple[Array, ...],
-    step: _Step,
+    step: StepSeries,
     means: _Means,
     table: GrowthTable,
     config: Config,
@@ -369,25 +352,20 @@ def _rows(
     def put(carry: Any, block: Any, image: Array, number: Array) -> Any:
         rows, count = carry
         path, first, weights = block
-        sites, passed, s = passing(path, first.astype(dtype) * spacing + image, step.light, spacing)
-        disp = path.at(s[..., None])
-        x = jnp.where(passed[..., None], sites + disp, 1)
-        distance = jnp.sqrt(jnp.sum(x**2, axis=-1))
-        change = 2 * ((1 - s[..., None]) * (path.control - path.start) + s[..., None] * (path.end - path.control))
-        velocity = step.velocity.at(s) * jnp.sum(change * x, axis=-1) / distance
-        mean = means.volume * jnp.interp((1 + velocity) / step.scale.at(s) - 1, *means.n_z, left=0, right=0)
-        mean = mean * (transverse_distance(distance, table) / distance) ** 2
+        here = seen(path, first.astype(dtype) * spacing + image, step, spacing)
+        mean = means.volume * jnp.interp(here.z, *means.n_z, left=0, right=0)
+        mean = mean * (transverse_distance(here.distance, table) / here.distance) ** 2
         if means.mask.ndim:
-            mean = mean * means.mask[nearest_pixel(math.isqrt(means.mask.size // 12), x)]
+            mean = mean * means.mask[nearest_pixel(math.isqrt(means.mask.size // 12), here.x)]
         if weights:
-            shares = _parabola(step.D[0] + (step.D[1] - step.D[0]) * s, means.nodes)
+            shares = parabola(here.D, means.nodes)
             norm = sum(share * norm for share, norm in zip(shares, means.norms, strict=True))
             weight = sum(share * field for share, field in zip(shares, weights, strict=True))
             mean = mean * jnp.maximum(weight, 0) / norm
         place = jnp.stack(jnp.meshgrid(*map(jnp.arange, shape), indexing="ij"), -1) + first[None, None, None]
-        found = _poisson(jnp.where(passed, mean, 0), _random(means.bits, place, number))
+        found = _poisson(jnp.where(here.passed, mean, 0), _random(means.bits, place, number))
         values = [number + 0 * found, *jnp.moveaxis(place, -1, 0), found]
-        new = jnp.stack([*(v.astype(dtype) for v in values), *jnp.moveaxis(disp, -1, 0), velocity], -1)
+        new = jnp.stack([*(v.astype(dtype) for v in values), *jnp.moveaxis(here.disp, -1, 0), here.velocity], -1)
         some = found.ravel() > 0
         order = count + jnp.cumsum(some, dtype=jnp.int32)
         at = jnp.where(some, order - 1, room)
@@ -411,13 +389,6 @@ def _rows(
     xs = means.images, means.numbers, wanted.T
     (rows, count), _ = jax.lax.scan(of_image, start, xs)
     return rows, count, lost
-
-
-def _parabola(D: Array, nodes: Array) -> list[Array]:
-    """Lagrange polynomials of the nodes at growth factors."""
-    every = range(len(nodes))
-    factors = ([(D - nodes[j]) / (nodes[i] - nodes[j]) for j in every if j != i] for i in every)
-    return [math.prod(terms, start=jnp.ones_like(D)) for terms in factors]
 
 
 def _random(bits: Array, place: Array, number: Array) -> Array:

@@ -1,0 +1,215 @@
+"""Particles that light passes in a step, in blocks of the lattice and repetitions of the box around an observer."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from pmwd_dist._jax.order import barrier
+from pmwd_dist._jax.select import batch_any
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.distance import HUBBLE_DISTANCE
+from pmwd_dist.cosmology.growth import GrowthTable
+from pmwd_dist.observe import shells
+from pmwd_dist.observe.crossing import LightCone, Path, crosses, crossing, light_cone_in_step, series, series_in_step
+from pmwd_dist.observe.deposit import corners, deposit, split
+from pmwd_dist.ops.rounding import max_abs
+from pmwd_dist.pm.paint import max_displacement_block
+
+_BLOCKS = 4  # largest number of blocks per axis of the local lattice: shells are thinner than boxes
+
+
+class Blocks(NamedTuple):
+    """The local lattice in blocks, for a step.
+
+    Args:
+      path: displacements during the step, with a leading axis of blocks.
+      first: first site of each block in the whole lattice, shape (blocks, 3).
+      spacing: spacing of the sites [Mpc/h].
+      wanted: whether light may pass a block in an image of the box, shape (blocks, images).
+      lost: whether displacements are so large that the images may miss some particles.
+    """
+
+    path: Path
+    first: Array
+    spacing: Array
+    wanted: Array
+    lost: Array
+
+
+def range_of_images(cone: Any) -> tuple[list[int], list[int]]:
+    """First and last repetition of the box along each axis with particles that may be in a shell."""
+    reach = cone.edges[-1] + shells.MARGIN
+    pairs = list(zip(cone.observer, cone.config.box_size, strict=True))
+    return [math.floor((o - reach) / L) for o, L in pairs], [math.floor((o + reach) / L) for o, L in pairs]
+
+
+def images_of(cone: Any) -> np.ndarray:
+    """Corners, relative to the observer, of all boxes with particles that may be in a shell, of a cone with edges."""
+    ranges = [range(a, b + 1) for a, b in zip(*range_of_images(cone), strict=True)]
+    box, margin = np.asarray(cone.config.box_size), math.sqrt(3) * shells.MARGIN
+    low = np.array(list(itertools.product(*ranges))) * box - np.asarray(cone.observer)
+    nearest, farthest = _distances_of_boxes(low, low + box, np)
+    return low[(nearest <= cone.edges[-1] + margin) & (farthest >= cone.edges[0] - margin)]
+
+
+def _distances_of_boxes(low: Any, high: Any, xp: Any) -> tuple[Any, Any]:
+    """Distances of the nearest and of the farthest points of boxes."""
+    nearest = xp.maximum(xp.maximum(low, -high), 0)
+    return xp.sqrt((nearest**2).sum(-1)), xp.sqrt((xp.maximum(abs(low), abs(high)) ** 2).sum(-1))
+
+
+def blocks_of(path: Path, light: LightCone, images: Array, cone: Any) -> Blocks:
+    """The local lattice in blocks, with their images between the edges of a cone that light passes in a step."""
+    config, dtype = cone.config, path.start.dtype
+    shape: Any = path.start.shape[:3]
+    parts: Any = tuple(max(p for p in range(1, _BLOCKS + 1) if n % p == 0) for n in shape)
+    spacing = jnp.asarray([L / n for L, n in zip(config.box_size, config.particle_shape, strict=True)], dtype)
+    groups = config.decomposition.axis_groups
+    first = [jax.lax.axis_index(g) * n if p > 1 else 0 for (g, p), n in zip(groups, shape[:2], strict=True)]
+    sites = jnp.asarray(corners(shape, parts)) + jnp.stack([jnp.asarray(i) for i in (*first, 0)])[None]
+    corner = sites.astype(dtype) * spacing[None]
+    blocks = Path(*(split(x, parts) for x in path))
+    reach = jnp.max(jnp.stack([jax.vmap(max_abs)(x) for x in blocks]), axis=0)
+
+    low = corner[:, None] + images[None] - reach[:, None, None]
+    block = jnp.asarray(blocks.start.shape[1:4], dtype) * spacing
+    nearest, farthest = _distances_of_boxes(low, low + (block[None, None] + 2 * reach[:, None, None]), jnp)
+    inner, outer = jnp.maximum(light.ends[1], cone.edges[0]), jnp.minimum(light.ends[0], cone.edges[-1])
+    # The comparison is true for NaN: particles that are not finite must show in the maps.
+    wanted = batch_any(~((nearest > outer) | (farthest < inner) | (inner > outer)))
+    farthest_moved = jnp.max(jnp.stack([max_displacement_block(x, config) for x in path])) * min(config.cell_size)
+    return Blocks(blocks, sites, spacing, wanted, farthest_moved > shells.MARGIN)
+
+
+def passing(path: Path, corner: Array, light: LightCone, spacing: Array) -> tuple[Array, Array, Array]:
+    """Sites of a block with a corner relative to the observer, whether light passes their particles, and when.
+
+    The last are fractions of the step, see `crossing`.
+    """
+    dtype = path.start.dtype
+    axes = [jnp.arange(n).astype(dtype) * spacing[i] for i, n in enumerate(path.start.shape[:3])]
+    sites = jnp.stack(jnp.meshgrid(*axes, indexing="ij"), -1) + corner[None, None, None]
+    sites = jax.lax.stop_gradient(sites)
+
+    # Both ends by the same instructions: the end of a step has the bits of the next one's start.
+    ends = sites[None] + jax.lax.stop_gradient(jnp.stack([path.start, path.end]))
+    ends = barrier(jnp.sqrt(jnp.sum(ends**2, axis=-1)))
+    passed, guess = crosses(ends[0], ends[1], light)
+    return sites, passed, crossing(distance_at, (sites, path, passed.astype(dtype)), passed, guess, light)
+
+
+def distance_at(where: tuple[Array, Path, Array], s: Array) -> Array:
+    """Distance of particles at a fraction of a step [Mpc/h]; 1 for particles that are not passed, for derivatives."""
+    sites, path, passed = where
+    squared = jnp.sum((sites + path.at(s[..., None])) ** 2, axis=-1)
+    return jnp.sqrt(jnp.where(passed > 0, squared, 1))
+
+
+def summed(
+    piece: Callable[..., Any], blocks: Any, images: Array, shared: Any, wanted: Array, config: Config, size: Any
+) -> Array:
+    """The local part of maps that are divided over devices, (maps, places), a sum over blocks, images and devices.
+
+    One pass over the maps takes no more memory than the particles or the local maps. `piece` has a further argument: a
+    function of a map and an index in the map, negative for none, that returns the index in one pass. The size holds the
+    numbers of maps, and of the places of a map on each device. The other arguments are those of `deposit`.
+    """
+    count, share = size
+    names, devices = config.decomposition.names, config.decomposition.size
+    total = count * share * devices
+    most = min(max(count * share, blocks[0].start.size), 2**31 - 1)
+    passes = next(n for n in range(1, share + 1) if share % n == 0 and total <= most * n)
+    width = share // passes
+
+    def one(turn: Array) -> Array:
+        def place(index: Array, at: Array, turn: Array) -> Array:
+            device, within = at // share, at % share
+            mine = (at >= 0) & (within // width == turn.astype(jnp.int32))
+            return jnp.where(mine, (index * devices + device) * width + within % width, total // passes)
+
+        def of_pass(block: Any, image: Array, given: Any) -> Any:
+            shared, turn = given
+            return piece(block, image, shared, partial(place, turn=turn))
+
+        given = shared, jnp.asarray(turn, images.dtype)
+        maps = deposit(of_pass, blocks, images, given, wanted, total // passes).reshape(count, devices, width)
+        return jax.lax.psum_scatter(maps, names, scatter_dimension=1) if names else maps[:, 0]
+
+    maps = one(jnp.asarray(0)) if passes == 1 else jnp.moveaxis(jax.lax.map(one, jnp.arange(passes)), 0, 1)
+    return maps.reshape(count, share)
+
+
+class StepSeries(NamedTuple):
+    """The light cone in a step, growth factors at its ends, and series in the fraction of the step (`crossing.series`).
+
+    Args:
+      scale: scale factor.
+      velocity: peculiar velocity in c over the derivative of the displacement with the fraction [h/Mpc].
+    """
+
+    light: LightCone
+    scale: Array
+    velocity: Array
+    D: Array
+
+
+def step_series(before: Array, after: Array, table: GrowthTable) -> StepSeries:
+    """The light cone and its series between two scale factors."""
+    D = table.D1(jnp.stack([before, after]))
+    length = (D[1] - D[0]) * HUBBLE_DISTANCE
+
+    def velocity(a: Array) -> Array:
+        return table.momentum(a) / (a * length)
+
+    light = light_cone_in_step(before, after, table)
+    return StepSeries(light, series_in_step(lambda a: a, D, table), series_in_step(velocity, D, table), D)
+
+
+class Seen(NamedTuple):
+    """Particles when light passes them; any values for the others.
+
+    Args:
+      passed: whether light passes a particle in this step.
+      disp: displacement [Mpc/h].
+      x: position relative to the observer [Mpc/h].
+      distance: distance from the observer [Mpc/h].
+      velocity: peculiar velocity along the line of sight [c].
+      z: observed redshift.
+      D: growth factor.
+    """
+
+    passed: Array
+    disp: Array
+    x: Array
+    distance: Array
+    velocity: Array
+    z: Array
+    D: Array
+
+
+def seen(path: Path, corner: Array, step: StepSeries, spacing: Array) -> Seen:
+    """The particles of a block with a corner relative to the observer, at the moment when light passes them."""
+    sites, passed, s = passing(path, corner, step.light, spacing)
+    disp = path.at(s[..., None])
+    x = jnp.where(passed[..., None], sites + disp, 1)
+    distance = jnp.sqrt(jnp.sum(x**2, axis=-1))
+    change = 2 * ((1 - s[..., None]) * (path.control - path.start) + s[..., None] * (path.end - path.control))
+    velocity = series(step.velocity, s) * jnp.sum(change * x, axis=-1) / distance
+    z = (1 + velocity) / series(step.scale, s) - 1
+    return Seen(passed, disp, x, distance, velocity, z, step.D[0] + (step.D[1] - step.D[0]) * s)
+
+
+def parabola(D: Array, nodes: Array) -> list[Array]:
+    """Lagrange polynomials of nodes, at growth factors."""
+    every = range(len(nodes))
+    factors = ([(D - nodes[j]) / (nodes[i] - nodes[j]) for j in every if j != i] for i in every)
+    return [math.prod(terms, start=jnp.ones_like(D)) for terms in factors]
