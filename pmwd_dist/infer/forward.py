@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY
 from numbers import Real
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import equinox as eqx
 import jax
@@ -26,12 +26,15 @@ from pmwd_dist._checks import check_flag, check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import scaled
 from pmwd_dist.config import Config
+from pmwd_dist.cosmology.distance import comoving_distance, scale_factor_at
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.linear_power import DEFAULT, check_sigma8_range, normalised_power
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters
 from pmwd_dist.cosmology.sampled import COSMOLOGY, cosmology_at
 from pmwd_dist.observe.bias import eulerian_bias
+from pmwd_dist.observe.density_cone import DensityCone, reach, redshift_series
 from pmwd_dist.observe.redshift_space import LineOfSight, direction, kaiser_factor
+from pmwd_dist.observe.shells import checked_observer, is_traced
 from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.parallel.fft import fftfreq3d, pirfft3d
 from pmwd_dist.parallel.inputs import numbers
@@ -47,7 +50,7 @@ from pmwd_dist.pm.modes import (
     log_transfer,
     power_nodes,
 )
-from pmwd_dist.pm.nbody import as_solver, nbody
+from pmwd_dist.pm.nbody import Solution, as_solver, nbody
 from pmwd_dist.pm.paint import density, halo_limit
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.potential_factor import PotentialFactor
@@ -122,6 +125,18 @@ class Observable(eqx.Module):
         """Eulerian bias of long waves; by default the one of matter."""
         del parameters
         return 1.0
+
+    def weights(
+        self, modes: Array, parameters: Mapping[str, ArrayLike], table: GrowthTable, config: Config, a: Any = None
+    ) -> Array | None:
+        """Weights of the particles at a scale factor, for a light cone; None: there are none."""
+        del modes, parameters, table, config, a
+        return None
+
+    def windowed(self, density: Array, config: Config) -> Array:
+        """A painted density with the window of the data; by default cloud-in-cell, as it is."""
+        del config
+        return density
 
     def with_power(self, linear_power: Any) -> Observable:
         """The observable of a simulation with this linear P(k)."""
@@ -262,6 +277,9 @@ class Simulation(CosmologicalModel):
       normalise: whether to scale a table of P(k) to sigma8, sampled or of the cosmology.
       solver: solver, as in `nbody`.
       potential_factor: factor of the potential, as in `nbody`.
+      observer: position of an observer in the box [Mpc/h], who sees the galaxies on the light cone in place of those at
+        a_stop: the field has them in their directions at the distances of their observed redshifts in `cosmo`, the
+        fiducial cosmology, out to the sides of the box. The observable is None or `LagrangianGalaxies`.
     """
 
     _: KW_ONLY
@@ -270,11 +288,15 @@ class Simulation(CosmologicalModel):
     observable: Callable[..., Array] | None = eqx.field(static=True, default=None)
     solver: Any = eqx.field(static=True, default=None)
     potential_factor: PotentialFactor | None = None
+    observer: Sequence[float] | None = eqx.field(static=True, default=None)
 
     def __post_init__(self):
         super().__post_init__()
         self.bias = number_or_name(self.bias, "bias")
         check_gravity(self.solver, self.potential_factor)
+        if self.observer is not None:
+            self.observer = checked_observer(self.observer, self.config.box_size)
+            self._check_light_cone()
         if self.observable is not None and not callable(self.observable):
             remedy = "use LagrangianGalaxies, or a function of (particles, modes, parameters, table, config)"
             raise ArgumentError("observable", self.observable, "must be a function", remedy)
@@ -294,20 +316,63 @@ class Simulation(CosmologicalModel):
     ) -> tuple[Float[Array, "nx ny nz"], Status | None]:
         """The observable in units of its mean, and the status of the simulation."""
         modes, table = self.linear_modes(noise, parameters)
+        observe = self.observable
+        if isinstance(observe, Observable):
+            observe = observe.with_power(self.of_cosmology or self.linear_power)
+        if self.observer is not None:
+            return self._on_light_cone(modes, table, observe, parameters)
         particles, status = self._evolved(modes, table)
-        if self.observable is not None:
-            observe = self.observable
-            if isinstance(observe, Observable):
-                observe = observe.with_power(self.of_cosmology or self.linear_power)
+        if observe is not None:
             return observe(particles, modes, parameters, table, self.config), status
         return eulerian_bias(density(particles, self.config), value_of(self.bias, parameters), self.config), status
 
     def _evolved(self, modes: Array, table: GrowthTable) -> tuple[Particles, Status | None]:
         if self.gravity == "lpt":
             return lpt(modes, table, self.config, a=self.config.a_stop), None
-        options: Any = {"solver": self.solver, "potential_factor": self.potential_factor}
-        solution = nbody(lpt(modes, table, self.config), table, self.config, **options)
+        solution = self._nbody(modes, table)
         return solution.particles, solution.status
+
+    def _nbody(self, modes: Array, table: GrowthTable, accumulate: Any = None) -> Solution:
+        options: Any = {"solver": self.solver, "potential_factor": self.potential_factor, "accumulate": accumulate}
+        return nbody(lpt(modes, table, self.config), table, self.config, **options)
+
+    def _check_light_cone(self) -> None:
+        """Raise ValueError unless the simulation spans the light cone out to the farthest corner of its box."""
+        config, observe = self.config, self.observable
+        if self.gravity != "nbody" or self.bias != 1.0:
+            remedy = 'use gravity="nbody", and a bias of LagrangianGalaxies'
+            raise ArgumentError("observer", self.observer, "needs an N-body simulation without bias", remedy)
+        if observe is not None and (not isinstance(observe, Observable) or observe.line_of_sight is not None):
+            constraint = "must be LagrangianGalaxies without line_of_sight, which starts at the observer"
+            raise ArgumentError("observable", observe, constraint, show_value=False)
+        if abs(config.a_stop - 1) > 1e-6:
+            raise ArgumentError("a_stop", config.a_stop, "must be 1, where the observer is")
+        if is_traced(self.table):
+            return
+        far, most = float(comoving_distance(config.a_start, self.table)), reach(config, cast("Any", self.observer))
+        if far < most:
+            constraint = f"begins the light cone {far:.5g} Mpc/h away, and the box reaches {most:.5g} Mpc/h"
+            raise ArgumentError("a_start", config.a_start, constraint, "use an earlier one")
+
+    def _on_light_cone(
+        self, modes: Array, table: GrowthTable, observe: Any, parameters: Mapping[str, ArrayLike]
+    ) -> tuple[Array, Status]:
+        """Density of galaxies on the light cone, and the status."""
+        config, observer = self.config, cast("Any", self.observer)
+        first = scale_factor_at(reach(config, observer), self.table)
+        logs = jnp.stack([jnp.full_like(first, -0.05), -jnp.log(jnp.maximum(first / 1.2, config.a_start))])
+        a, weights = jnp.stack([jnp.ones_like(first), (1 + first) / 2, first]), list[Array]()
+        for at in () if observe is None else a:
+            assert isinstance(observe, Observable)
+            found = observe.weights(modes, parameters, table, config, at)
+            if found is None:
+                raise ArgumentError("observable", observe, "has no weights for a light cone", show_value=False)
+            weights.append(found)
+        series = (redshift_series(x, logs) for x in (table, self.table))
+        cone = DensityCone(config, observer, tuple(weights), table.D1(a), logs, *series)
+        solution = self._nbody(modes, table, cone)
+        field = solution.accumulated
+        return (field if observe is None else observe.windowed(field, config)), solution.status
 
     def status(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> Status:
         """Status of the simulation; of LPT, whether its displacements are within the halo."""

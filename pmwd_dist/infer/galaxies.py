@@ -70,12 +70,22 @@ class LagrangianGalaxies(Observable):
         config: Config,
     ) -> Array:
         """Density of galaxies in units of the mean, from particles at `config.a_stop`."""
-        bias = LagrangianBias(**{b.name: value_of(getattr(self, b.name), parameters) for b in fields(LagrangianBias)})
-        primordial: Any = {"f_nl": parameters.get("f_nl", 0.0), "linear_power": self.linear_power}
-        weights = bias_weights(modes, bias, table, config, smoothing=self.smoothing, **primordial)
+        weights = self.weights(modes, parameters, table, config)
         if self.line_of_sight is not None:
             particles = redshift_space(particles, table, config, line_of_sight=self.line_of_sight)
-        return with_window(tracer_density(particles, weights, config), config, self.window)
+        return self.windowed(tracer_density(particles, weights, config), config)
+
+    def windowed(self, density: Array, config: Config) -> Array:
+        """A painted density with the window of the data."""
+        return with_window(density, config, self.window)
+
+    def weights(
+        self, modes: Array, parameters: Mapping[str, ArrayLike], table: GrowthTable, config: Config, a: Any = None
+    ) -> Array:
+        """Weights of the particles as galaxies at a scale factor, by default at `config.a_stop`."""
+        bias = LagrangianBias(**{b.name: value_of(getattr(self, b.name), parameters) for b in fields(LagrangianBias)})
+        primordial: Any = {"f_nl": parameters.get("f_nl", 0.0), "linear_power": self.linear_power}
+        return bias_weights(modes, bias, table, config, smoothing=self.smoothing, a=a, **primordial)
 
     def linear_bias(self, parameters: Mapping[str, ArrayLike]) -> Array:
         """Eulerian bias of long waves, 1 + b1."""

@@ -44,6 +44,8 @@ from pmwd_dist.observe.power import shot_noise as shot_noise
 from pmwd_dist.observe.redshift_space import redshift_space as redshift_space
 from pmwd_dist.observe.sphere import SphericalLightCone as SphericalLightCone
 from pmwd_dist.observe.survey import Survey as Survey
+from pmwd_dist.observe.survey import comoving_positions as comoving_positions
 from pmwd_dist.observe.survey import random_catalogue as random_catalogue
+from pmwd_dist.observe.survey import survey_selection as survey_selection
 
 __dir__, __all__ = _lazy_names(__name__)[1:]

@@ -129,7 +129,7 @@ class _Cone:
     """Part of a light cone in which a survey sees galaxies, with the names of `images_of`."""
 
     config: Config
-    edges: Any
+    edges: tuple[float, float]
     observer: tuple[float, ...]
 
 
@@ -345,7 +345,7 @@ def _rows(
 ) -> tuple[Array, Array, Array]:
     """Rows of the local galaxies, their number, and whether particles may be lost."""
     dtype, names = path.start.dtype, varying_names(path.start)
-    blocks, first, spacing, wanted, lost = blocks_of(path, step.light, means.images, _Cone(config, means.edges, ()))
+    blocks, first, spacing, wanted, lost = blocks_of(path, step.light, means.images, config, means.edges)
     shape = blocks.start.shape[1:4]
     parts: Any = tuple(n // m for n, m in zip(path.start.shape[:3], shape, strict=True))
 

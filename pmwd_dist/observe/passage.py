@@ -67,9 +67,9 @@ def _distances_of_boxes(low: Any, high: Any, xp: Any) -> tuple[Any, Any]:
     return xp.sqrt((nearest**2).sum(-1)), xp.sqrt((xp.maximum(abs(low), abs(high)) ** 2).sum(-1))
 
 
-def blocks_of(path: Path, light: LightCone, images: Array, cone: Any) -> Blocks:
-    """The local lattice in blocks, with their images between the edges of a cone that light passes in a step."""
-    config, dtype = cone.config, path.start.dtype
+def blocks_of(path: Path, light: LightCone, images: Array, config: Config, edges: Any) -> Blocks:
+    """The local lattice in blocks, with their images between two distances that light passes in a step."""
+    dtype = path.start.dtype
     shape: Any = path.start.shape[:3]
     parts: Any = tuple(max(p for p in range(1, _BLOCKS + 1) if n % p == 0) for n in shape)
     spacing = jnp.asarray([L / n for L, n in zip(config.box_size, config.particle_shape, strict=True)], dtype)
@@ -83,7 +83,7 @@ def blocks_of(path: Path, light: LightCone, images: Array, cone: Any) -> Blocks:
     low = corner[:, None] + images[None] - reach[:, None, None]
     block = jnp.asarray(blocks.start.shape[1:4], dtype) * spacing
     nearest, farthest = _distances_of_boxes(low, low + (block[None, None] + 2 * reach[:, None, None]), jnp)
-    inner, outer = jnp.maximum(light.ends[1], cone.edges[0]), jnp.minimum(light.ends[0], cone.edges[-1])
+    inner, outer = jnp.maximum(light.ends[1], edges[0]), jnp.minimum(light.ends[0], edges[-1])
     # The comparison is true for NaN: particles that are not finite must show in the maps.
     wanted = batch_any(~((nearest > outer) | (farthest < inner) | (inner > outer)))
     farthest_moved = jnp.max(jnp.stack([max_displacement_block(x, config) for x in path])) * min(config.cell_size)

@@ -99,7 +99,7 @@ def _maps(path: Path, light: LightCone, *, cone: SphericalLightCone) -> Array:
     """The local part of the maps."""
     dtype = path.start.dtype
     images = jnp.asarray(images_of(cone), dtype)
-    blocks, first, spacing, wanted, lost = blocks_of(path, light, images, cone)
+    blocks, first, spacing, wanted, lost = blocks_of(path, light, images, cone.config, cone.edges)
     corner = first.astype(dtype) * spacing[None]
 
     count, share = len(cone.edges) - 1, pixel_count(cone.nside) // cone.config.decomposition.size

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from pmwd_dist._checks import check_number, check_seen, check_shares
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist.config import Config
 from pmwd_dist.cosmology.distance import comoving_distance, transverse_distance
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe.catalogue import Catalogue
 from pmwd_dist.observe.healpix import nearest_pixel, pixel_count, rings_of
+from pmwd_dist.observe.shells import checked_observer
+from pmwd_dist.parallel.distributed import to_devices
 from pmwd_dist.parallel.inputs import numbers, whole_number
+from pmwd_dist.pm.inputs import check_config
 from pmwd_dist.pm.noise import check_key
 
 UNITS = {"RA": "deg", "DEC": "deg", "Z": "", "Z_COSMO": "", "WEIGHT": "", "NZ": "(h/Mpc)^3"}
@@ -164,6 +168,69 @@ def sky(x: np.ndarray) -> Columns:
     """RA and DEC of directions, shape (galaxies, 3) [deg]."""
     ra = np.degrees(np.arctan2(x[:, 1], x[:, 0])) % 360
     return {"RA": np.where(ra < 360, ra, 0), "DEC": np.degrees(np.arctan2(x[:, 2], np.hypot(x[:, 0], x[:, 1])))}
+
+
+def comoving_positions(
+    columns: Columns, cosmo: Cosmology | GrowthTable, *, observer: Sequence[float] = (0.0, 0.0, 0.0)
+) -> np.ndarray:
+    """Positions of galaxies, shape (galaxies, 3), from `RA`, `DEC` [deg] and `Z` in a cosmology [Mpc/h].
+
+    Raises:
+      ValueError: a column is missing, or the observer has not got three coordinates.
+
+    Examples:
+      >>> positions = observe.comoving_positions(galaxies.columns, cosmo, observer=(256.0, 256.0, 256.0))
+      >>> counts = observe.counts_from_catalogue(positions, config)
+    """
+    if missing := {"RA", "DEC", "Z"} - {*columns}:
+        constraint = f"lacks {', '.join(sorted(missing))}"
+        raise ArgumentError("columns", list(columns), constraint, "pass catalogue.columns")
+    if np.shape(observer) != (3,):
+        raise ArgumentError("observer", observer, "must be three coordinates [Mpc/h]")
+    ra, dec, z = (np.asarray(columns[name], float) for name in ("RA", "DEC", "Z"))
+    ra, dec, distance = np.radians(ra), np.radians(dec), distances_at(z, cosmo)
+    x = np.stack([np.cos(dec) * np.cos(ra), np.cos(dec) * np.sin(ra), np.sin(dec)], -1)
+    return distance[:, None] * x + np.asarray(observer, float)
+
+
+def survey_selection(
+    survey: Survey, cosmo: Cosmology | GrowthTable, config: Config, *, observer: Sequence[float] | None = None
+) -> Float[Array, "nx ny nz"]:
+    """Selection of a survey on the mesh: n(z) at the fiducial redshift of each cell, per its maximum, times the mask.
+
+    It is a `selection` of `infer.Poisson` for a `Simulation` with an observer. `nbar` is then the largest n(z) times
+    completeness and the volume of a cell.
+
+    Args:
+      survey: the survey.
+      cosmo: fiducial cosmology, or its `growth_table`.
+      config: configuration of the simulation.
+      observer: position of the observer in the box [Mpc/h]; default: the centre.
+
+    Raises:
+      ValueError: an argument is out of its range, or the survey sees no cell of the mesh.
+
+    Examples:
+      >>> selection = observe.survey_selection(survey, cosmo, config)
+    """
+    check_survey(survey)
+    check_config(config)
+    observer = checked_observer(np.divide(config.box_size, 2) if observer is None else observer, config.box_size)
+    sides = zip(config.mesh_shape, config.cell_size, observer, strict=True)
+    axes = [np.arange(n) * cell - o for n, cell, o in sides]
+    x = np.stack(np.meshgrid(*axes, indexing="ij"), -1)
+    distance = np.linalg.norm(x, axis=-1)
+    table = growth_table_to(2, cosmo)
+    distances, redshifts = redshift_table(table, 1 / config.a_start - 1)
+    selection = survey.density(np.interp(distance, distances, redshifts)) / (survey.completeness * survey.n_z[1].max())
+    if survey.mask is not None:
+        direction = np.where(distance[..., None] > 0, x, 1)
+        selection *= survey.mask[np.asarray(nearest_pixel(math.isqrt(len(survey.mask) // 12), direction))]
+    if not selection.any():
+        constraint = "sees no cell of the mesh, whose farthest one is at z = "
+        z = np.interp(distance.max(), distances, redshifts)
+        raise ArgumentError("survey", survey, f"{constraint}{z:.3g}", "use a larger box", show_value=False)
+    return to_devices(selection.astype(jnp.result_type(float)), config.decomposition.sharding)
 
 
 def generator(key: Array, purpose: int) -> np.random.Generator:

@@ -178,6 +178,7 @@ def test_weights_evolve_with_the_growth_factor() -> None:
     assert np.abs((odds / number - share) / np.sqrt(share * (1 - share) / number)).max() < 4
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_bad_surveys_are_refused_before_any_work() -> None:
     z, n = [0.02, 0.1], [1e-3, 1e-3]
     unseen = np.where(NORTH > 0, 1, -1.6375e30)

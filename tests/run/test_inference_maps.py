@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,10 +15,17 @@ from pmwd_dist import infer
 from pmwd_dist.infer.forward import CosmologicalModel
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.folder import Log, prepare_folder
+from pmwd_dist.run.inference.inputs import draw_mock
 from pmwd_dist.run.inference.verdict import make_verdict
 from pmwd_dist.run.settings import SettingsError
 
 pytestmark = pytest.mark.slow
+_MODEL = 'gravity = "linear"\nbias = "eulerian"\nb1 = 1.8'
+CONE = (
+    SMALL.replace(_MODEL, "light_cone = true\nobserver = [30, 10, 30]\nb1 = 0.5")
+    .replace("a_stop = 0.5", "a_start = 0.9\nsteps = 1\nlpt_order = 1")
+    .replace("sigma = 0.5", 'kind = "poisson"\nnbar = 5.0')
+)
 
 
 def unexpected(event: Any) -> None:
@@ -89,3 +97,27 @@ def test_maps_of_lensing_are_data(tmp_path: Path) -> None:
     for message, text in wrong.items():
         with pytest.raises(SettingsError, match=message):
             plan_of(tmp_path / "run", text=text)
+
+
+def test_galaxies_on_a_light_cone_are_data(tmp_path: Path) -> None:
+    """A mock of counts, the log density and its slope for two chains at once, and rules on the keys."""
+    plan = plan_of(tmp_path / "run", text=CONE)
+    assert "galaxies on the light cone" in "".join(plan.lines())
+    data = draw_mock(plan)["data"]
+    assert (data == np.rint(data)).all() and 2.5 < data.mean() < 10
+    posterior = plan.model.condition(data)
+    positions = jax.vmap(lambda key: posterior.initial(key))(jax.random.split(jax.random.key(0), 2))
+    values, slopes = jax.jit(jax.vmap(jax.value_and_grad(posterior.logdensity)))(positions)
+    assert np.isfinite(values).all()
+    assert all(np.isfinite(x).all() and np.any(x) for x in jax.tree.leaves(slopes))
+    wrong = {
+        "model.light_cone: is of galaxies in a run": CONE.replace("light_cone", 'gravity = "lpt"\nlight_cone'),
+        "model.line_of_sight: starts at the observer": CONE.replace('line_of_sight = "none"', ""),
+        "model.observer: is of model.light_cone = true": CONE.replace("light_cone = true\n", ""),
+        "model.observer = .* must lie in the box of 60": CONE.replace("[30, 10, 30]", "[30, 10, 70]"),
+        "time.a_stop = 0.95: must be 1, where the observer is": CONE.replace("steps = 1", "steps = 1\na_stop = 0.95"),
+        "model.light_cone: light cones of several chains": CONE.replace("pdims = [1, 1]", "pdims = [2, 1]"),
+    }
+    for message, text in wrong.items():
+        with pytest.raises(SettingsError, match=message):
+            plan_of(tmp_path / "wrong", text=text)

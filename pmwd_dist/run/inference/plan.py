@@ -53,6 +53,9 @@ _ARGUMENTS = {
     "bins": "data.bins",
     "data.shape": "data.file",
     "mask.shape": "data.mask",
+    "observer": "model.observer",
+    "a_start": "time.a_start",
+    "a_stop": "time.a_stop",
     **{name: f"likelihood.{name}" for name in LikelihoodSection.model_fields},
 }
 
@@ -74,11 +77,10 @@ class InferencePlan(Plan):
           SettingsError: the settings don't fit the devices, their memory, the files or each other.
         """
         simulation = build(settings)
-        if settings.likelihood.maps and (count := simulation.config.decomposition.size) > 1:
+        if settings.on_light_cone and (count := simulation.config.decomposition.size) > 1:
             batch = f"light cones of several chains can't be divided over {count} devices"  # by vmap of JAX 0.10
-            raise SettingsError(
-                [f'likelihood.kind = "{settings.likelihood.kind}": {batch}; use devices.pdims = [1, 1]']
-            )
+            key = f'likelihood.kind = "{settings.likelihood.kind}"' if settings.likelihood.maps else "model.light_cone"
+            raise SettingsError([f"{key}: {batch}; use devices.pdims = [1, 1]"])
         if (problem := too_large(settings, simulation.config)) is not None:
             raise SettingsError([problem])
         data, problems = _read_files(settings)
@@ -181,7 +183,7 @@ class InferencePlan(Plan):
             f"{self.dimensions} dimensions",
             f"cosmology   {self.power_text}",
             f"model       {model.gravity} to a {config.a_stop:g}, {model.bias} bias, "
-            f"line of sight {model.line_of_sight}",
+            + ("galaxies on the light cone" if model.light_cone else f"line of sight {model.line_of_sight}"),
             f"resolution  {resolution_line(self.simulation, self.largest_wavenumber)}",
             f"data        {settings.data.file}, {likelihood.kind} noise "
             f"{'sampled' if noise is None else toml_value(noise)}",
@@ -300,11 +302,15 @@ def _forward(settings: InferenceSettings, simulation: SimulationSetup) -> Any:
     bias = 1.0 if model.bias == "none" else biases["b1"]
     if model.gravity == "linear":
         return infer.LinearField(config, cosmo, bias=bias, line_of_sight=line_of_sight, **power)
-    if model.bias != "lagrangian" and line_of_sight is None and model.window == "cloud-in-cell":
+    painted = line_of_sight is None and model.window == "cloud-in-cell" and not model.light_cone
+    if model.bias != "lagrangian" and painted:
         return infer.Simulation(config, cosmo, gravity=model.gravity, bias=bias, **gravity)
     chosen = biases if model.bias == "lagrangian" else {}
     options: dict[str, Any] = {"smoothing": model.smoothing, "line_of_sight": line_of_sight, "window": model.window}
     galaxies = infer.LagrangianGalaxies(**chosen, **options)
+    if model.light_cone:
+        centre = tuple(length / 2 for length in config.box_size)
+        gravity["observer"] = centre if model.observer is None else model.observer
     return infer.Simulation(config, cosmo, gravity=model.gravity, observable=galaxies, **gravity)
 
 

@@ -20,7 +20,7 @@ from pmwd_dist.infer.priors import Prior
 from pmwd_dist.observe.assignment import Window
 from pmwd_dist.observe.shells import Assignment
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
-from pmwd_dist.run.settings.section import File, Section, about, one_or_several
+from pmwd_dist.run.settings.section import Distance, File, Section, Three, about, one_or_several
 from pmwd_dist.run.settings.simulation import Settings
 from pmwd_dist.run.settings.writing import Raw, toml_value
 
@@ -131,6 +131,13 @@ class Model(Section):
     window: Window = about(
         "window of the data on the mesh: cloud-in-cell; nearest, of galaxies counted in cells; or triangular",
         "cloud-in-cell",
+    )
+    light_cone: bool = about(
+        "galaxies on the light cone of an observer in the box, at the distances of their redshifts in [cosmology]",
+        False,
+    )
+    observer: Annotated[tuple[Distance, Distance, Distance], Three] | None = about(
+        "place of the observer of the light cone in the box [Mpc/h]; default: the centre", None, [0.0, 0.0, 0.0]
     )
 
 
@@ -295,6 +302,11 @@ class InferenceSettings(Settings):
     sampler: Sampler
     checks: Checks
 
+    @property
+    def on_light_cone(self) -> bool:
+        """Whether the data are on a light cone, as maps or galaxies."""
+        return self.likelihood.maps or self.model.light_cone
+
     def divide(self, shapes: Sequence[Shape3], **options: Any) -> Decomposition | None:
         """The division of fields over the devices of a chain, if their number is given."""
         return None if self.sampler.chain_devices is None else _chain_decomposition(self, shapes, **options)
@@ -337,7 +349,7 @@ def _groups(size: int, chains: int) -> int:
 def _check_batch(settings: InferenceSettings, groups: int) -> None:
     """Raise ArgumentError for loops on blocks, which vmap with an axis of the mesh can't batch (JAX 0.10)."""
     size = settings.sampler.chain_devices
-    if settings.likelihood.maps:
+    if settings.on_light_cone:
         constraint = f"makes {groups} groups, and light cones can't be a batch over groups"
         raise ArgumentError("chain_devices", size, constraint, "leave it out, and use devices.pdims = [1, 1]")
     if settings.model.gravity != "linear" and settings.time.lpt_order == 3:

@@ -106,6 +106,12 @@ def _model(settings: InferenceSettings) -> Problems:
         yield f'model.window = "{model.window}": is of particles as galaxies; use bias = "lagrangian" with nbody or lpt'
     if model.bias == "eulerian" and not linear and model.line_of_sight != "none":
         yield 'model.bias = "eulerian": is in real space only; use line_of_sight = "none", or bias = "lagrangian"'
+    if model.light_cone and (model.gravity != "nbody" or model.bias == "eulerian" or settings.likelihood.maps):
+        yield 'model.light_cone: is of galaxies in a run; use gravity = "nbody", and bias = "lagrangian" or "none"'
+    if model.light_cone and model.line_of_sight != "none":
+        yield 'model.line_of_sight: starts at the observer of a light cone; use line_of_sight = "none"'
+    if model.observer is not None and not model.light_cone:
+        yield "model.observer: is of model.light_cone = true; leave it out"
     if linear and box.particles not in (None, box.mesh):
         yield "box.particles: linear gravity needs as many as cells; leave it out"
     used = {"none": (), "eulerian": BIASES[:1], "lagrangian": BIASES}[model.bias]

@@ -1,0 +1,145 @@
+"""Density of galaxies on the light cone, on a comoving mesh around the observer through fiducial distances."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float
+
+from pmwd_dist._jax.select import batch_any
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.distance import comoving_distance
+from pmwd_dist.cosmology.growth import GrowthTable
+from pmwd_dist.observe.crossing import Path, fit_series, path, series, series_slope
+from pmwd_dist.observe.deposit import split
+from pmwd_dist.observe.passage import blocks_of, parabola, seen, step_series, summed
+from pmwd_dist.pm.stepping.forward import Epoch
+
+_TERMS = 24  # of the series of distances
+_FASTEST = 0.015  # bound of peculiar velocities [c]
+_NEAREST = 1e-4  # smallest redshift: nearer galaxies have no direction
+
+Series = Float[Array, " terms"]
+
+
+class DensityCone(eqx.Module):
+    """Density of galaxies around an observer in units of its mean, for `nbody(..., accumulate=...)`.
+
+    A particle is painted by cloud-in-cell on the mesh of the config at the moment when light passes it: in its
+    direction from the observer, at the fiducial distance of its observed redshift (Alcock & Paczynski 1979). The
+    Jacobian of this map keeps the mean density at 1 in any cosmology. The box is repeated by shifts of its sides beyond
+    its border, where the mesh ends.
+
+    Args:
+      config: configuration of the simulation, which ends at a = 1.
+      observer: position of the observer in the box [Mpc/h].
+      weights: weights of the particles at each of the nodes, which are interpolated by a parabola.
+      nodes: growth factors.
+      logs: first and last ln(1 + z) of the series.
+      distance, fiducial: series of the comoving distance in ln(1 + z) between these, in the cosmology of the simulation
+        and in the fiducial one [Mpc/h].
+    """
+
+    config: Config = eqx.field(static=True)
+    observer: tuple[float, ...] = eqx.field(static=True)
+    weights: tuple[Array, ...]
+    nodes: Array
+    logs: Array
+    distance: Series
+    fiducial: Series
+
+    def __call__(self, before: Epoch, after: Epoch, table: GrowthTable) -> Float[Array, "nx ny nz"]:
+        """Density of the galaxies that light passes in a step."""
+        step, spec = step_series(before.a, after.a, table), self.config.decomposition.spec
+        small = eqx.tree_at(lambda cone: cone.weights, self, ())
+
+        def block(path: Path, weights: tuple[Array, ...], shared: Any) -> Array:
+            step, values = shared
+            return _density(path, weights, step, eqx.combine(values, small))
+
+        values, small = eqx.partition(small, eqx.is_array)
+        run = self.config.decomposition.shard_map(block, (spec, spec, P()), spec)
+        return run(path(before, after, step.light), self.weights, (step, values))
+
+
+def reach(config: Config, observer: tuple[float, ...]) -> float:
+    """Distance from an observer to the farthest corner of the box [Mpc/h]."""
+    return math.hypot(*(max(o, length - o) for o, length in zip(observer, config.box_size, strict=True)))
+
+
+def redshift_series(table: GrowthTable, logs: Any) -> Series:
+    """Series of the comoving distance in ln(1 + z) between two of its values [Mpc/h]."""
+    return fit_series(lambda s: comoving_distance(jnp.exp(-(logs[0] + (logs[1] - logs[0]) * s)), table), _TERMS)
+
+
+def _density(path: Path, weights: tuple[Array, ...], step: Any, cone: DensityCone) -> Array:
+    """The local part of the density."""
+    config, dtype = cone.config, path.start.dtype
+    images = jnp.asarray(
+        np.array(list(itertools.product((-1, 0, 1), repeat=3))) * config.box_size - np.asarray(cone.observer), dtype
+    )
+    farthest = reach(config, cone.observer)
+    moved = jnp.max(jnp.abs(series(cone.fiducial, _points(dtype)) - series(cone.distance, _points(dtype))))
+    moved = jax.lax.stop_gradient(moved).astype(dtype) + _FASTEST * 3000
+    blocks, first, spacing, wanted, lost = blocks_of(path, step.light, images, config, (0.0, farthest + moved))
+    corner = first.astype(dtype) * spacing[None]
+    # Most of the repetitions are beyond the mesh.
+    shape: Any = blocks.start.shape[1:4]
+    low = corner[:, None] + (images + jnp.asarray(cone.observer, dtype)[None])[None]
+    high = low + (jnp.asarray(shape, dtype) * spacing)[None, None]
+    largest = moved + jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in jax.lax.stop_gradient(path)]))
+    near = (high > -largest) & (low < (jnp.asarray(config.box_size, dtype) + largest)[None, None])
+    wanted = wanted & batch_any(jnp.all(near, axis=-1) | ~jnp.isfinite(largest))
+
+    parts: Any = tuple(n // m for n, m in zip(path.start.shape[:3], shape, strict=True))
+    pieces = blocks, corner, tuple(split(x.astype(dtype), parts) for x in weights)
+    numbers = jax.tree.map(
+        lambda x: x.astype(dtype), (step, cone.nodes, cone.logs, cone.distance, cone.fiducial, spacing)
+    )
+    local = config.decomposition.block(config.mesh_shape)
+    piece = partial(_piece, config=config, observer=cone.observer)
+    field = summed(piece, pieces, images, numbers, wanted, config, (1, math.prod(local)))
+    return jnp.where(lost, jnp.nan, field.reshape(local) / config.particles_per_cell)
+
+
+def _points(dtype: Any) -> Array:
+    return jnp.linspace(0, 1, 2 * _TERMS, dtype=dtype)
+
+
+def _piece(
+    block: Any, image: Array, shared: Any, place: Any, *, config: Config, observer: tuple[float, ...]
+) -> tuple[Array, Array]:
+    """Indices on the mesh and densities, for one pass, of the particles of a block that light passes."""
+    (path, corner, weights), (step, nodes, logs, distance, fiducial, spacing) = block, shared
+    here, dtype = seen(path, corner + image, step, spacing), path.start.dtype
+    s = (jnp.log1p(here.z) - logs[0]) / (logs[1] - logs[0])
+    good = here.passed & (here.z > _NEAREST) & (s < 1)
+    s = jnp.where(good, s, 0.5)
+    true, assumed = series(distance, s), series(fiducial, s)
+    weight = (assumed / true) ** 2 * series_slope(fiducial, s) / series_slope(distance, s)
+    if weights:
+        weight = weight * sum(x * y for x, y in zip(parabola(here.D, nodes), weights, strict=True))
+    ratio = (assumed / here.distance)[..., None]
+    place_in_box = here.x * ratio + jnp.asarray(observer, dtype).reshape(1, 1, 1, 3)
+    cells = place_in_box / jnp.asarray(config.cell_size, dtype).reshape(1, 1, 1, 3)
+    lowest = jax.lax.stop_gradient(jnp.floor(cells))
+    above = cells - lowest
+    mesh, local = config.mesh_shape, config.decomposition.block(config.mesh_shape)
+    indices, values = [], []
+    for offsets in itertools.product((0, 1), repeat=3):
+        i, j, k = jnp.moveaxis(lowest.astype(jnp.int32) + jnp.asarray(offsets).reshape(1, 1, 1, 3), -1, 0)
+        inside = good & (i >= 0) & (i < mesh[0]) & (j >= 0) & (j < mesh[1]) & (k >= 0) & (k < mesh[2])
+        device = (i // local[0]) * (mesh[1] // local[1]) + j // local[1]
+        at = device * math.prod(local) + ((i % local[0]) * local[1] + j % local[1]) * mesh[2] + k
+        indices.append(place(0, jnp.where(inside, at, -1)))
+        share = math.prod(above[..., a] if offset else 1 - above[..., a] for a, offset in enumerate(offsets))
+        values.append(jnp.where(inside, weight * share, 0))
+    return jnp.stack(indices, -1), jnp.stack(values, -1)

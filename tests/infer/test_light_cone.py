@@ -1,0 +1,144 @@
+"""Density of galaxies on the light cone as a forward model: against catalogues, differences and other divisions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import problems
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist import infer
+from pmwd_dist.observe.density_cone import DensityCone, redshift_series
+
+COSMO = problems.cosmology()
+TABLE = pmd.growth_table(COSMO)
+OBSERVER = (60.0, 20.0, 100.0)
+GALAXIES = infer.LagrangianGalaxies(b1="b1", b2=0.1, smoothing=30.0)
+OPTIONS: Any = {"observable": GALAXIES, "observer": OBSERVER, "linear_power": "eisenstein-hu"}
+
+
+def configure(decomposition: Any = (1, 1), **changes: Any) -> pmd.Config:
+    options: dict[str, Any] = {
+        "box_size": 160.0,
+        "mesh_shape": 8,
+        "steps": 2,
+        "a_start": 0.9,
+        "lpt_order": 1,
+        "halo": 4,
+    }
+    return pmd.Config(**(options | {"decomposition": decomposition} | changes))
+
+
+def test_particles_on_a_lattice_have_the_mean_density_in_any_fiducial_cosmology() -> None:
+    """The Jacobian makes up for what other distances do to the density."""
+    config, logs = configure(particle_shape=16), jnp.asarray([-0.05, 0.12])
+    zero = jnp.zeros((16, 16, 16, 3))
+    means = []
+    for Omega_c in (0.26, 0.6):
+        fiducial = redshift_series(pmd.growth_table(problems.cosmology(Omega_c=Omega_c)), logs)
+        cone = DensityCone(config, OBSERVER, (), jnp.ones(1), logs, redshift_series(TABLE, logs), fiducial)
+        solution = pmd.nbody(pmd.Particles(zero, zero), TABLE, config, accumulate=cone)
+        field = np.asarray(solution.raise_if_failed().accumulated)
+        x = problems.lattice((8, 8, 8), (160.0,) * 3) - OBSERVER
+        inner = (np.linalg.norm(x, axis=-1) > 45) & (np.abs(x + OBSERVER - 75) < 65).all(axis=-1)
+        means.append((np.mean(field[inner]), np.std(field[inner])))
+    (same, scatter), (other, _) = means
+    np.testing.assert_allclose((same, scatter), (1, 0), atol=1e-9)
+    assert abs(other - 1) < 0.01
+
+
+@pytest.fixture(scope="module")
+def forward() -> infer.Simulation:
+    return infer.Simulation(configure(), COSMO, **OPTIONS)
+
+
+def test_counts_of_a_catalogue_are_the_density_of_the_model(forward: infer.Simulation) -> None:
+    """Drawn by other code at the same crossings: shot noise remains."""
+    config = forward.config
+    noise = pmd.white_noise(jax.random.key(0), config)
+    field, status = jax.jit(lambda *x: forward(*x))(noise, {"b1": 0.8})
+    status.raise_if_failed()
+    modes = pmd.linear_modes(noise, COSMO, config, linear_power="eisenstein-hu")
+
+    def weights(a: float) -> jax.Array:
+        bias = pmd.observe.LagrangianBias(b1=0.8, b2=0.1)
+        return pmd.observe.bias_weights(modes, bias, TABLE, config, smoothing=30.0, a=a)
+
+    survey = pmd.observe.Survey(([0.008, 0.08], [5e-3, 5e-3]))
+    options: Any = {"key": jax.random.key(1), "weights": weights, "observer": OBSERVER}
+    galaxies = pmd.observe.galaxy_light_cone(pmd.lpt(modes, COSMO, config), COSMO, config, survey, **options)
+    x = pmd.observe.comoving_positions(galaxies.columns, COSMO, observer=OBSERVER)
+    x = x[((x > 0) & (x < 140)).all(axis=1)]
+    counts = np.asarray(pmd.observe.counts_from_catalogue(x, config, window="cloud-in-cell"))[1:7, 1:7, 1:7]
+    near = np.linalg.norm(problems.lattice((8, 8, 8), (160.0,) * 3) - OBSERVER, axis=-1)[1:7, 1:7, 1:7] > 60
+    expected = np.asarray(field)[1:7, 1:7, 1:7] * 5e-3 * 20**3
+    chi = ((counts - expected) / np.sqrt(expected * 8 / 27))[near]  # the variance of a cloud: (2/3)^3
+    assert abs(np.mean(chi)) < 0.5
+    assert 0.6 < np.std(chi) < 1.5
+    assert np.corrcoef(counts[near], expected[near])[0, 1] > 0.95
+
+    selection = np.asarray(pmd.observe.survey_selection(survey, COSMO, config, observer=OBSERVER))
+    distance = np.linalg.norm(problems.lattice((8, 8, 8), (160.0,) * 3) - OBSERVER, axis=-1)
+    np.testing.assert_array_equal(selection, (distance > 24) * 1.0)  # z = 0.008
+
+
+def directional(forward: infer.Simulation) -> Any:
+    """A number of the field, and its derivatives by noise and parameters."""
+    weight = np.random.default_rng(1).standard_normal((8, 8, 8))
+
+    @jax.jit
+    def run(noise: jax.Array, parameters: dict[str, Any]) -> Any:
+        def number(noise: jax.Array, parameters: dict[str, Any]) -> Any:
+            field = forward(noise, parameters)[0]
+            return jnp.sum(weight * field), field
+
+        return jax.value_and_grad(number, (0, 1), has_aux=True)(noise, parameters)
+
+    return run
+
+
+@pytest.mark.slow
+def test_gradients_are_those_of_differences_on_any_division(forward: infer.Simulation) -> None:
+    """By noise, cosmology (with Alcock-Paczynski) and bias."""
+    run, noise = directional(forward), pmd.white_noise(jax.random.key(0), forward.config)
+    at = {"Omega_m": jnp.asarray(0.32), "sigma8": jnp.asarray(0.8), "b1": jnp.asarray(0.8)}
+    (value, field), (by_noise, by_parameters) = run(noise, at)
+    along = problems.smooth_field(np.random.default_rng(2), (8, 8, 8))
+    size = 1e-5
+    ends = [run(noise + sign * size * along, at)[0][0] for sign in (1, -1)]
+    np.testing.assert_allclose(np.sum(np.asarray(by_noise) * along), (ends[0] - ends[1]) / (2 * size), rtol=1e-4)
+    for name, slope in by_parameters.items():
+        ends = [run(noise, at | {name: at[name] + sign * size})[0][0] for sign in (1, -1)]
+        np.testing.assert_allclose(slope, (ends[0] - ends[1]) / (2 * size), rtol=1e-4, err_msg=name)
+
+    config = configure((2, 2))
+    divided = infer.Simulation(config, COSMO, **OPTIONS)
+    (again, other), (slopes, _) = directional(divided)(pmd.white_noise(jax.random.key(0), config), at)
+    np.testing.assert_allclose(other, field, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(again, value, rtol=1e-9)
+    np.testing.assert_allclose(slopes, by_noise, rtol=0, atol=1e-8 * np.abs(by_noise).max())
+
+
+def test_what_has_no_light_cone_is_refused() -> None:
+    made: dict[str, Any] = {
+        r"observer=\[1.0, 2.0, 161.0\] must lie in the box": {"observer": (1.0, 2.0, 161.0)},
+        "needs an N-body simulation without bias": {"gravity": "lpt"},
+        "observable must be LagrangianGalaxies without line_of_sight": {
+            "observable": infer.LagrangianGalaxies(line_of_sight="z")
+        },
+        "a_stop=0.95 must be 1": {"config": configure(a_stop=0.95)},
+        "a_start=0.98 begins the light cone 60.* Mpc/h away, and the box reaches": {"config": configure(a_start=0.98)},
+    }
+    for message, changes in made.items():
+        options = {"config": configure(), "observer": OBSERVER} | changes
+        with pytest.raises(ValueError, match=message):
+            infer.Simulation(options.pop("config"), COSMO, **options)
+    survey = pmd.observe.Survey(([1.0, 2.0], [1e-3, 1e-3]))
+    with pytest.raises(ValueError, match="survey sees no cell of the mesh, whose farthest one is at z = 0.0"):
+        pmd.observe.survey_selection(survey, COSMO, configure())
+    with pytest.raises(ValueError, match="lacks Z; pass catalogue.columns"):
+        pmd.observe.comoving_positions({"RA": np.zeros(1), "DEC": np.zeros(1)}, COSMO)
