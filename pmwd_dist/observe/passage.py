@@ -131,7 +131,7 @@ def summed(
     width = share // passes
 
     def one(turn: Array) -> Array:
-        def place(index: Array, at: Array, turn: Array) -> Array:
+        def place(index: Array | int, at: Array, turn: Array) -> Array:
             device, within = at // share, at % share
             mine = (at >= 0) & (within // width == turn.astype(jnp.int32))
             return jnp.where(mine, (index * devices + device) * width + within % width, total // passes)

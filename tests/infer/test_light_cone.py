@@ -142,3 +142,62 @@ def test_what_has_no_light_cone_is_refused() -> None:
         pmd.observe.survey_selection(survey, COSMO, configure())
     with pytest.raises(ValueError, match="lacks Z; pass catalogue.columns"):
         pmd.observe.comoving_positions({"RA": np.zeros(1), "DEC": np.zeros(1)}, COSMO)
+
+
+def stitched(config: pmd.Config, snapshots: pmd.Particles, times: np.ndarray) -> np.ndarray:
+    """Density of the particles of the snapshots nearest in time to light at their distance, in redshift space."""
+    box, n = config.box_size[0], config.mesh_shape[0]
+    chi = np.asarray(pmd.comoving_distance(times, TABLE))
+    ends = np.concatenate([[np.inf], (chi[1:] + chi[:-1]) / 2, [0.0]])
+    grid = np.linspace(0, 0.4, 4001)
+    distances = np.asarray(pmd.comoving_distance(1 / (1 + grid), TABLE))
+    places = []
+    for i, a in enumerate(times):
+        x = (problems.lattice((n, n, n), (box,) * 3) + np.asarray(snapshots.disp[i])).reshape(-1, 3)
+        u = np.asarray(snapshots.vel[i]).reshape(-1, 3) * 100 / a / 299792.458
+        for image in np.stack(np.meshgrid(*[[-1, 0, 1]] * 3), -1).reshape(-1, 3):
+            y = x + image * box - np.asarray(CORNER)
+            r = np.linalg.norm(y, axis=1)
+            here = (r < ends[i]) & (r >= ends[i + 1])
+            z = (1 + np.interp(r, distances, grid)) * (1 + np.sum(u * y, axis=1) / np.maximum(r, 1)) - 1
+            places.append((y * (np.interp(z, grid, distances) / np.maximum(r, 1))[:, None] + CORNER)[here])
+    s = np.concatenate(places)
+    s = s[((s >= 0) & (s < box - config.cell_size[0])).all(axis=1)]  # counts are periodic
+    return np.asarray(pmd.observe.counts_from_catalogue(s, config, window="cloud-in-cell"))
+
+
+CORNER = (5.0, 5.0, 5.0)
+
+
+@pytest.mark.slow
+def test_the_light_cone_is_that_of_stitched_snapshots() -> None:
+    """Mean densities in shells, and monopole and quadrupole of the power about the diagonal."""
+    config = configure(box_size=320.0, mesh_shape=32, steps=10, a_start=0.75)
+    forward = infer.Simulation(config, COSMO, observer=CORNER, linear_power="eisenstein-hu")
+    noise = pmd.white_noise(jax.random.key(0), config)
+    times = np.linspace(0.8, 1.0, 13)
+
+    @jax.jit
+    def both(noise: jax.Array) -> Any:
+        particles = pmd.lpt(pmd.linear_modes(noise, COSMO, config, linear_power="eisenstein-hu"), TABLE, config)
+        return forward(noise, {})[0], pmd.nbody(particles, TABLE, config, saveat=times.tolist()).snapshots
+
+    field, snapshots = both(noise)
+    fields = np.stack([np.asarray(field), stitched(config, snapshots, times)])
+    x = problems.lattice((32, 32, 32), (320.0,) * 3) - CORNER
+    r = np.linalg.norm(x, axis=-1)
+    inner = (r > 60) & (r < 290) & (x > 20).all(axis=-1) & (x < 280).all(axis=-1)
+    for low in range(60, 290, 46):
+        shell = inner & (r >= low) & (r < low + 46)
+        one, other = fields[:, shell].mean(axis=1)
+        assert abs(one / other - 1) < 0.01
+    modes = np.fft.rfftn(np.where(inner, fields - 1, 0), axes=(1, 2, 3))
+    k = np.meshgrid(*[np.fft.fftfreq(32)] * 2, np.fft.rfftfreq(32), indexing="ij")
+    size = np.sqrt(sum(c**2 for c in k))
+    legendre = 1.5 * sum(k) ** 2 / 3 / np.where(size > 0, size, 1) ** 2 - 0.5
+    for low, high in ((0.03, 0.1), (0.1, 0.2), (0.2, 0.3)):
+        band = (size > low) & (size <= high)
+        power = np.abs(modes[:, band]) ** 2
+        (one, other), (two, second) = power.mean(axis=1), 5 * (power * legendre[band]).mean(axis=1)
+        assert abs(one / other - 1) < 0.01
+        assert abs(two - second) < 0.01 * other
