@@ -245,15 +245,17 @@ def _cores(x: np.ndarray, group: np.ndarray, centre: np.ndarray, number: np.ndar
     """Centres of shrinking spheres, from those of mass, of groups with particles at x."""
     centre, few = centre.copy(), np.maximum(number / _FEW, np.minimum(number, _FEW))
     squared = np.zeros(len(number))
-    np.maximum.at(squared, group, np.sum((x - centre[group]) ** 2, axis=-1))
+    d = x - centre[group]
+    np.maximum.at(squared, group, np.einsum("ij,ij->i", d, d))
     while len(x):  # a sphere has particles of the one before
-        inside = np.sum((x - centre[group]) ** 2, axis=-1) <= squared[group]
-        count = np.bincount(group[inside], minlength=len(number))
+        d = x - centre[group]
+        inside = np.einsum("ij,ij->i", d, d) <= squared[group]
+        x, group = x[inside], group[inside]
+        count = np.bincount(group, minlength=len(number))
         more = (count >= few) & (squared > 0)
         for axis in range(3):
-            sums = np.bincount(group[inside], x[inside, axis], len(number))
+            sums = np.bincount(group, x[:, axis], len(number))
             centre[more, axis] = sums[more] / count[more]
         squared *= _SHRINKING**2
-        inside &= more[group]
-        x, group = x[inside], group[inside]
+        x, group = x[more[group]], group[more[group]]
     return centre
