@@ -24,6 +24,8 @@ from pmwd_dist.observe.galaxy_cone import galaxy_light_cone as galaxy_light_cone
 from pmwd_dist.observe.halo_masses import overdensity_masses as overdensity_masses
 from pmwd_dist.observe.halos import HaloCatalogue as HaloCatalogue
 from pmwd_dist.observe.halos import friends_of_friends as friends_of_friends
+from pmwd_dist.observe.hod import HaloOccupation as HaloOccupation
+from pmwd_dist.observe.hod import halo_galaxies as halo_galaxies
 from pmwd_dist.observe.interlacing import interlaced_density as interlaced_density
 from pmwd_dist.observe.lensing import convergence as convergence
 from pmwd_dist.observe.lensing import lensing_weights as lensing_weights

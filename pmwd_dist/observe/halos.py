@@ -72,7 +72,7 @@ class HaloCatalogue(Catalogue):
         some = self.columns["halo_mvir"] > 0
         columns = {name: values[some] for name, values in self.columns.items()}
         columns |= {f"halo_{axis}": columns[f"halo_core_{axis}"] for axis in "xyz"}
-        columns["halo_upid"] = np.full(some.sum(), -1)  # none is a subhalo
+        columns |= {"halo_upid": np.full(some.sum(), -1), "halo_hostid": columns["halo_id"]}  # none is a subhalo
         about = {"redshift": self.about["z"], "particle_mass": self.about[PARTICLE_MASS]}
         return columns | about | {"Lbox": list(self.about["box_size [Mpc/h]"])}
 
@@ -230,13 +230,14 @@ def catalogue_of(rows: Rows, places: Places, about: dict[str, Any]) -> HaloCatal
     for name in names[:2]:
         columns[name] = columns[name].astype(np.int64)
     for name in (name for name in names if name[-1] in "xyz" and "_v" not in name):
-        columns[name] = _wrapped(columns[name], sides["xyz".index(name[-1])])
+        columns[name] = wrapped(columns[name], sides["xyz".index(name[-1])])
     columns["halo_mfof"] = columns["halo_particles"] * about[PARTICLE_MASS]
     units = {name: "km/s" if "_v" in name else "Mpc/h" for name in names[2:]} | dict.fromkeys(names[:2], "")
     return HaloCatalogue(columns, units | {"halo_mfof": "Msun/h"}, about)
 
 
-def _wrapped(x: np.ndarray, side: float) -> np.ndarray:
+def wrapped(x: np.ndarray, side: Any) -> np.ndarray:
+    """Positions in the box, from 0 to below its sides."""
     x = np.mod(x, side)
     return np.where(x >= side, 0, x)
 
