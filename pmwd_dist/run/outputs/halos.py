@@ -37,8 +37,8 @@ class Halos(TableOutput):
     caption = Caption(
         "Mass function of halos",
         "Number of halos per volume and ln M, with Poisson errors, and for M200m the fit of Tinker et al. 2008.",
-        "agreement within some 10 %. Halos of few particles, and those smaller than some cells of the force mesh, have "
-        "too low masses or are missing.",
+        "agreement at large masses. Halos of few particles, or smaller than some cells of the force mesh, have too low "
+        "masses or are missing.",
     )
 
     linking_length: float = about("linking length over the mean distance of particles", 0.2, ge=0.05, le=1)

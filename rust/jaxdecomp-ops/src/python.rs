@@ -8,7 +8,7 @@ use crate::friends;
 use crate::stencil;
 use core::ffi::CStr;
 use core::ptr::NonNull;
-use pyo3::buffer::PyBuffer;
+use pyo3::buffer::{Element, PyBuffer};
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyCapsule, PyDict};
@@ -69,26 +69,24 @@ fn friends_of_friends<'py>(
     length: f64,
 ) -> PyResult<Bound<'py, PyBytes>> {
     match PyBuffer::<f32>::get(points) {
-        Ok(single) => labels(py, single.to_vec(py)?, sides, length),
-        Err(_) => labels(py, PyBuffer::<f64>::get(points)?.to_vec(py)?, sides, length),
+        Ok(single) => labels(&single, py, sides, length),
+        Err(_) => labels(&PyBuffer::<f64>::get(points)?, py, sides, length),
     }
 }
 
-#[allow(clippy::needless_pass_by_value, reason = "it is dropped once the points are copied")]
-fn labels<T: friends::Coordinate>(
-    py: Python<'_>,
-    coordinates: Vec<T>,
+fn labels<'py, T: friends::Coordinate + Element>(
+    coordinates: &PyBuffer<T>,
+    py: Python<'py>,
     sides: [f64; 3],
     length: f64,
-) -> PyResult<Bound<'_, PyBytes>> {
-    let found = py.detach(|| {
-        let points: Vec<_> = coordinates.chunks_exact(3).map(|x| [x[0], x[1], x[2]]).collect();
-        drop(coordinates);
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        friends::friends(&points, sides, length, &Threads(threads))
-    });
-    let found = found.map_err(PyValueError::new_err)?;
-    Ok(PyBytes::new(py, &found.into_iter().flat_map(i32::to_ne_bytes).collect::<Vec<_>>()))
+) -> PyResult<Bound<'py, PyBytes>> {
+    let points: Vec<_> = coordinates.to_vec(py)?.chunks_exact(3).map(|x| [x[0], x[1], x[2]]).collect();
+    let threads = Threads(std::thread::available_parallelism().map_or(1, usize::from));
+    let found = py.detach(|| friends::friends(&points, sides, length, &threads)).map_err(PyValueError::new_err)?;
+    PyBytes::new_with(py, 4 * found.len(), |bytes| {
+        bytes.chunks_exact_mut(4).zip(found).for_each(|(bytes, label)| bytes.copy_from_slice(&label.to_ne_bytes()));
+        Ok(())
+    })
 }
 
 /// Fail with `OSError` unless cuDecomp and CUDA's driver load.

@@ -159,13 +159,13 @@ impl<T: Coordinate> Cells<T> {
     }
 
     /// Least index of the points of a cell.
-    pub(super) fn first_point(&self, cell: usize) -> u32 {
-        self.indices[self.filled[cell].first as usize]
+    pub(super) fn first_point(&self, number: u32) -> u32 {
+        self.indices[self.cell(number).first as usize]
     }
 
-    /// Numbers of the cells of a row.
-    pub(super) fn of_row(&self, row: usize) -> Range<u32> {
-        self.rows[row]..self.rows[row + 1]
+    /// Numbers of the cells of some rows.
+    pub(super) fn of_rows(&self, rows: Range<usize>) -> Range<u32> {
+        self.rows[rows.start]..self.rows[rows.end]
     }
 
     pub(super) fn cell(&self, number: u32) -> Cell {

@@ -38,9 +38,11 @@ pub fn friends<T: Coordinate>(
     let sets = Sets::new(cells.count());
     pool.run(cells.planes(), &|mine| mine.for_each(|plane| link_plane(&grid, &cells, plane, length, &sets)));
     let least: Vec<_> = (0..cells.count()).map(|_| AtomicU32::new(u32::MAX)).collect();
-    for cell in 0..cells.count() {
-        least[sets.root(cell as u32) as usize].fetch_min(cells.first_point(cell), Relaxed);
-    }
+    pool.run(cells.planes(), &|mine| {
+        for cell in mine.flat_map(|plane| cells.of_rows(grid.rows_of(plane))) {
+            least[sets.root(cell) as usize].fetch_min(cells.first_point(cell), Relaxed);
+        }
+    });
     let mut labels = vec![0; points.len()];
     let share = labels.len().div_ceil(8 * pool.threads()).max(1);
     let parts: Vec<_> = labels.chunks_mut(share).map(Mutex::new).collect();
@@ -61,7 +63,7 @@ pub fn friends<T: Coordinate>(
 fn link_plane<T: Coordinate>(grid: &Grid, cells: &Cells<T>, plane: usize, length: f64, sets: &Sets) {
     let [reach_x, reach_y, reach_z] = grid.reach.map(|n| n as i64);
     for row in grid.rows_of(plane) {
-        for number in cells.of_row(row) {
+        for number in cells.of_rows(row..row + 1) {
             let z = i64::from(cells.cell(number).z);
             let join = |row: usize, from: i64, to: i64| {
                 for (low, high) in grid.wrapped(from, to) {
