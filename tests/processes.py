@@ -60,17 +60,18 @@ def _limit(seconds: int, memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
 
 
-def mpirun(
-    processes: int, folder: Path, *command: str, limit: int = 150, **changes: str
-) -> subprocess.CompletedProcess[str]:
-    """Run Python with a command in several processes of one device, for so many seconds at most."""
+def mpirun(processes: int, folder: Path, *command: str, limit: int = 150) -> subprocess.CompletedProcess[str]:
+    """Run Python with a command in several processes of one device, with the modules of the tests.
+
+    For so many seconds at most.
+    """
     program = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if program is None:
         pytest.skip("mpirun is not installed")
     environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     environment |= {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
     environment |= {"XLA_FLAGS": problems.XLA_FLAGS, "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0"}
-    environment |= {"MPIEXEC_TIMEOUT": str(limit)} | changes
+    environment |= {"MPIEXEC_TIMEOUT": str(limit), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     run = [program, "-n", str(processes), "--oversubscribe", "--bind-to", "none", sys.executable, *command]
     return subprocess.run(
         run, cwd=folder, env=environment, capture_output=True, text=True, timeout=limit + 30, check=False

@@ -149,8 +149,7 @@ def find_halos(decomposition: pmd.Decomposition) -> dict[str, np.ndarray]:
 def launch(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
     """Run a script in two processes."""
     pytest.importorskip("mpi4py")
-    folders = [*map(str, Path(__file__).parents[:2]), str(Path(pmd.__file__).parents[1])]
-    return mpirun(2, tmp_path, "-c", script.replace("MESSAGES", MESSAGES), PYTHONPATH=os.pathsep.join(folders))
+    return mpirun(2, tmp_path, "-c", script.replace("MESSAGES", MESSAGES))
 
 
 def test_two_processes_on_nodes_of_their_own_agree_with_one(tmp_path: Path) -> None:
