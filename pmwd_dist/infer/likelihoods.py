@@ -160,7 +160,7 @@ def modulation(
 ) -> Array | float:
     """1 + sum of amplitudes times templates."""
     pairs = zip(amplitudes, templates, strict=True)
-    return 1 + sum(jnp.asarray(parameters[name], dtype) * template.astype(dtype) for name, template in pairs)
+    return 1.0 + sum(jnp.asarray(parameters[name], dtype) * template.astype(dtype) for name, template in pairs)
 
 
 def checked_mask(mask: Any) -> Array | None:
