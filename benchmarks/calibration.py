@@ -1,13 +1,15 @@
 """Simulation-based calibration: ranks of the truth among posterior draws are uniform if all is right (1804.06788).
 
     python -m benchmarks.calibration --mesh 16 --mocks 100 --gravity lpt --output ranks.npz
+    python -m benchmarks.calibration --survey counts --mesh 16 --mocks 100 --apart 4
     python -m benchmarks.calibration --plot ranks_*.npz --figure docs/images/calibration.png
 
 Files of other seeds are joined with those of the same label.
 
 Each mock has parameters, modes and noise of its own, from the prior; its chain begins at an independent draw, with a
-tuning and an adaptation of its own. Ranks of sigma8, Omega_m, b1, of the white noise in one cell and of the log
-density, which sees a bias of the sampler. All mocks are one batch. The figures are in docs/explanation/inference.md.
+tuning and an adaptation of its own. Ranks of sigma8, Omega_m, b1, of two parameters of the noise of a survey, of the
+white noise in one cell and of the log density, which sees a bias of the sampler. All mocks are one batch. The figures
+are in docs/explanation/inference.md.
 
 The chains of a batch neither check their steps nor correct a bias. `--by-sample` runs `infer.sample` with its defaults
 on one mock after the other, with two chains each; ranks are of the parameters alone. Its mocks are those of a batch
@@ -28,7 +30,7 @@ import jax
 import numpy as np
 from scipy import stats
 
-from benchmarks.mocks import Mocks, conditioned_on, galaxies
+from benchmarks.mocks import Mocks, conditioned_on, galaxies, survey
 from pmwd_dist import infer
 
 DRAWS = 19  # so that ranks fall into 20, 10 or 5 equal bins
@@ -156,6 +158,7 @@ def main() -> None:
     parser.add_argument("--mocks", type=int, default=100)
     parser.add_argument("--gravity", default="lpt", choices=("linear", "lpt", "nbody"))
     parser.add_argument("--steps", type=int, default=3, help="of nbody")
+    parser.add_argument("--survey", choices=("counts", "density"), help="mask, selection and noise of a survey")
     parser.add_argument("--methods", default="mclmc", help="one with --by-sample")
     parser.add_argument("--energy-variance", default="1e-3", help="targets of mclmc")
     parser.add_argument("--tune", type=int, default=1000)
@@ -173,8 +176,11 @@ def main() -> None:
         plot(options.plot, options.figure)
         return
     model = galaxies(options.mesh, options.gravity, steps=options.steps)
+    what = options.gravity
+    if options.survey is not None:
+        model, what = survey(model, options.survey), f"{what}, survey of {options.survey}"
     if options.by_sample:
-        label = f"{options.gravity}, {options.mesh}³\ninfer.sample, {options.methods}"
+        label = f"{what}, {options.mesh}³\ninfer.sample, {options.methods}"
         report(label, sampled(model, options, label))
         return
     mocks = Mocks(model, jax.random.key(options.seed), options.mocks)
@@ -185,7 +191,7 @@ def main() -> None:
             mocks.tune(method, options.tune, target)
             drawn = mocks.draw(DRAWS * options.apart)
             aim = f", target {target:g}" if method == "mclmc" else ""
-            label, found = f"{options.gravity}, {options.mesh}³\n{method}{aim}", collected(mocks, drawn, options.apart)
+            label, found = f"{what}, {options.mesh}³\n{method}{aim}", collected(mocks, drawn, options.apart)
             found["mock"] = options.seed * 10**4 + np.arange(options.mocks)
             report(label, found)
             print(f"  {time.perf_counter() - began:.0f} s, L and step {np.median(mocks.lengths(), axis=0)}", flush=True)

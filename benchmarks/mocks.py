@@ -64,6 +64,26 @@ def galaxies(
     return infer.Model(config, forward, priors, infer.Gaussian(sigma=sigma))
 
 
+def survey(model: infer.Model, kind: str) -> infer.Model:
+    """The same galaxies in a survey: a quarter of the cells behind a mask, and noise with two free parameters.
+
+    Args:
+      model: galaxies.
+      kind: "counts", with a selection that falls along the line of sight, and mean and dispersion free; or "density",
+        of modes up to 0.2 h/Mpc, with the standard deviation of the noise and its change with the density free.
+    """
+    n = model.config.mesh_shape[0]
+    x, _, z = np.indices(model.config.mesh_shape)
+    if kind == "counts":
+        options: dict[str, Any] = {"selection": np.exp(-z / n), "mask": x < 3 * n / 4}
+        likelihood: Any = infer.Poisson("nbar", dispersion="dispersion", **options)
+        noise: Any = {"nbar": infer.LogNormal(4.0, 0.3), "dispersion": infer.LogNormal(0.2, 0.5)}
+    else:
+        likelihood = infer.Gaussian("sigma", slope="slope", mask=x < 3 * n / 4, k_max=0.2)
+        noise = {"sigma": infer.LogNormal(0.5, 0.3), "slope": infer.Normal(0.5, 0.2)}
+    return infer.Model(model.config, model.forward, model.priors | noise, likelihood)
+
+
 def lensing(mesh: int, *, cell: float = 4.0, steps: int = 6) -> infer.Model:
     """Convergence maps of sources at z = 0.5 and 1, as wide as the box there, with sigma8, Omega_m and the noise free.
 
