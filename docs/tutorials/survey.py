@@ -1,8 +1,8 @@
 # %% [markdown]
 # # A galaxy survey on the light cone
 #
-# A survey sees galaxies on its past light cone: each at the time when its light left, in a direction, at a redshift. This
-# page makes such a catalogue during an N-body run, and then turns the way around: it predicts the counts of the
+# A survey sees galaxies on its past light cone: each at the time when its light left, in a direction, at a redshift.
+# This page makes such a catalogue during an N-body run, and then turns the way around: it predicts the counts of the
 # survey, and compares cosmologies with them.
 
 # %%
@@ -39,8 +39,8 @@ galaxies = observe.galaxy_light_cone(particles, cosmo, config, survey, key=jax.r
 print(len(galaxies), "galaxies,", round(survey.number(cosmo)), "expected on average")
 
 # %% [markdown]
-# The columns are `RA`, `DEC`, the observed redshift `Z`, which holds peculiar velocities, and `Z_COSMO`, which does not.
-# The observer is in the centre of the box.
+# The columns are `RA`, `DEC`, the observed redshift `Z`, which holds peculiar velocities, and `Z_COSMO`, which does
+# not. The observer is in the centre of the box.
 
 # %%
 pmd.plot.wedge(galaxies.columns, thickness=20.0)
@@ -77,9 +77,9 @@ nbar = float(sparse.n_z[1].max()) * sparse.completeness * np.prod(config.cell_si
 # %% [markdown]
 # ## The same as a forward model
 #
-# `Simulation` with an observer predicts these counts. Particles are painted when light passes them, where the *fiducial*
-# distance of their redshift puts them: with another $\Omega_m$ the same redshifts mean other places, which is the
-# Alcock-Paczynski effect. The prediction is differentiable in the noise and in all parameters.
+# `Simulation` with an observer predicts these counts. Particles are painted when light passes them, where the
+# *fiducial* distance of their redshift puts them: with another $\Omega_m$ the same redshifts mean other places, which
+# is the Alcock-Paczynski effect. The prediction is differentiable in the noise and in all parameters.
 
 # %%
 options = {"b1": "b1", "smoothing": 16.0, "window": "nearest"}
@@ -106,7 +106,7 @@ for panel, values, name in (
 axes[0].set_ylabel("log probability")
 
 # %% [markdown]
-# The noise of this survey hides that the nearest cell has aliases, which the model's window lacks. In a denser one these
-# shift $\Omega_m$, and cells must be smaller. The initial noise is known here. In a real survey it is sampled together with the parameters:
-# [Infer initial conditions](../howto/inference.md) has `model.light_cone = true` in a config file, and
-# [Make light cones](../howto/lightcone.md) has masks, redshift errors and losses.
+# The noise of this survey hides that the nearest cell has aliases, which the model's window lacks. In a denser one
+# these shift $\Omega_m$, and cells must be smaller. The initial noise is known here. In a real survey it is sampled
+# together with the parameters: [Infer initial conditions](../howto/inference.md) has `model.light_cone = true` in a
+# config file, and [Make light cones](../howto/lightcone.md) has masks, redshift errors and losses.

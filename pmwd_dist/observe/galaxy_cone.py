@@ -33,11 +33,9 @@ from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import check_on_host
 from pmwd_dist.pm import inputs
-from pmwd_dist.pm.nbody import as_solver
 from pmwd_dist.pm.noise import check_key
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.potential_factor import PotentialFactor
-from pmwd_dist.pm.solvers.diffrax_solvers import SplitSolver
 from pmwd_dist.pm.status import SimulationError, successful
 from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.stepping.forward import Epoch
@@ -104,6 +102,9 @@ def galaxy_light_cone(
       >>> galaxies = observe.galaxy_light_cone(particles, cosmo, config, survey, key=jax.random.key(1))
       >>> galaxies.save("galaxies.hdf5")
     """
+    from pmwd_dist.pm.nbody import as_solver  # diffrax is slow to import
+    from pmwd_dist.pm.solvers.diffrax_solvers import SplitSolver
+
     check_on_host("galaxy_light_cone", (particles, cosmo, key))
     inputs.check_config(config)
     particles = inputs.checked_particles(particles, config, config.a_start, "config.a_start")
