@@ -144,10 +144,10 @@ def tree_bispectrum(
       ValueError: edges that don't ascend from 0 or more, shells beyond them, or a P(k) that is negative or not finite.
     """
     edges = check_ascending(edges, "edges")
-    check_number(shells, "shells", 0, len(edges) - 2, several=True)
     low, high = np.asarray(edges[:-1]), np.asarray(edges[1:])
     nodes = (low[:, None] + high[:, None]) / 2 + (high - low)[:, None] / 2 * _NODES
     powers = np.asarray(linear_power_at(nodes.ravel(), power), float).reshape(nodes.shape)
+    check_number(shells, "shells", 0, len(edges) - 2, several=True)
     found = np.empty(len(shells))
     for n, sides in enumerate(shells):
         k = np.meshgrid(*(nodes[i] for i in sides), indexing="ij")
