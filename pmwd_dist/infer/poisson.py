@@ -32,6 +32,7 @@ from pmwd_dist.infer.likelihoods import (
     positive_or_name,
     shown,
 )
+from pmwd_dist.observe.counts import MOST_IN_A_CELL
 
 _SHIFT = 8  # from which Stirling's series is exact to 3e-10
 
@@ -59,8 +60,8 @@ class Poisson(Likelihood):
         none.
 
     Raises:
-      ValueError: nbar or dispersion not positive, a selection beyond 0 to 1, or a mask or selection that hides
-        everything.
+      ValueError: nbar or dispersion not positive, nbar above 1e6, a selection beyond 0 to 1, or a mask or selection
+        that hides everything.
     """
 
     quantity: ClassVar[str] = "galaxies in a cell"
@@ -87,6 +88,9 @@ class Poisson(Likelihood):
         self.name = nbar if isinstance(nbar, str) and bins is None else None
         self.mask = checked_mask(mask)
         self.nbar = None if isinstance(nbar, str) else number_or_field(nbar, "nbar", self.mask)
+        if self.nbar is not None and (largest := float(self.nbar.max())) > MOST_IN_A_CELL:
+            remedy = "use Gaussian for so many galaxies"
+            raise ArgumentError("nbar", largest, f"must be at most {MOST_IN_A_CELL:g} galaxies a cell", remedy)
         fraction = 1.0 if selection is None else selection
         self.selection = number_or_field(fraction, "selection", self.mask, bound="not negative")
         check_shares(masked(self.selection, self.mask), "selection")

@@ -32,7 +32,7 @@ from pmwd_dist.pm import inputs
 from pmwd_dist.pm.noise import check_key
 from pmwd_dist.pm.particles import Particles
 
-_MOST_GALAXIES = 1e9
+MOST_GALAXIES = 1e9
 _SAID, _MOST = 0.005, 0.02  # negative weights over the sum of all that are warned of, and refused
 
 
@@ -116,7 +116,7 @@ def galaxy_catalogue(
     inputs.check_config(config)
     check_on_host("galaxy_catalogue", (particles, cosmo, weights, key, number_density))
     check_key(key)
-    check_number(number_density, "number_density", 0, _MOST_GALAXIES / math.prod(config.box_size), unit="(h/Mpc)^3")
+    check_number(number_density, "number_density", 0, MOST_GALAXIES / math.prod(config.box_size), unit="(h/Mpc)^3")
     at = float(config.a_stop if a is None else inputs.scale_factor(a))
     particles = inputs.checked_particles(particles, config, at)
     if not all(jnp.isfinite(x).all() for x in (particles.disp, particles.vel)):

@@ -22,6 +22,7 @@ from pmwd_dist.parallel.inputs import numbers
 from pmwd_dist.pm import inputs
 
 MAX_CUT = 0.005  # galaxies in negative cells over all galaxies; their cut takes about five times this share of P(k)
+MOST_IN_A_CELL = 1e6  # mean number of galaxies; Poisson numbers of JAX in single precision scatter too much beyond 1e7
 
 
 @on_auto_axes

@@ -398,6 +398,10 @@ def test_masked_arrays_of_numpy_are_refused(call: Any, name: str, config: pmd.Co
         (lambda: infer.Gaussian(1.0, small_scale_noise=0.0), "small_scale_noise=0.0 must be a finite number from 0.1"),
         (lambda: infer.Gaussian(1.0, k_max=-1.0), "k_max=-1.0 must be positive"),
         (lambda: infer.Poisson(np.inf), "nbar=inf must be positive and finite"),
+        (
+            lambda: infer.Poisson(np.float32([1, 1e10]).repeat(4).reshape(2, 2, 2)),
+            "nbar=10000000000.0 must be at most 1e.06 ga",
+        ),
         (lambda: infer.Gaussian(None), "sigma=None must be positive"),
         (lambda: infer.Gaussian(1.0, k_max="0.1"), "k_max='0.1' must be positive"),
         (lambda: infer.Poisson(1.0, selection=np.zeros(SHAPE)), "selection is 0 in every cell; it is"),

@@ -282,6 +282,11 @@ def test_counts_have_the_power_of_the_table(tmp_path: Path):
         ("observe.galaxies.selection=[[0, 1]]", "is for counts, which need observe.galaxies.number_density"),
         ("observe.galaxies.catalogue=true", "catalogue: needs observe.galaxies.number_density"),
         ("observe.galaxies.light_cone=true", "observe.galaxies.n_z: is needed on a light cone, light_cone = true"),
+        ("observe.galaxies.number_density=1e5", "must be at most 1.56e.04: 6.4e.06 galaxies a cell are expected"),
+        (
+            "observe.galaxies={number_density=1e4, catalogue=true}",
+            "at most 3.81e.03: 2.62e.09 galaxies in the catalogue",
+        ),
         ("observe.light_cone.line_of_sight=w", "line_of_sight = .w.: must be .x., .y. or .z."),
         (
             "observe.multipoles.k_max=2.0",

@@ -19,7 +19,8 @@ from pydantic import AfterValidator
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.observe.bias import LARGEST_BIAS, LagrangianBias, bias_weights, tracer_density
-from pmwd_dist.observe.counts import MAX_CUT, expected_counts, negative_shares, weighted_overdensity
+from pmwd_dist.observe.catalogue import MOST_GALAXIES
+from pmwd_dist.observe.counts import MAX_CUT, MOST_IN_A_CELL, expected_counts, negative_shares, weighted_overdensity
 from pmwd_dist.observe.interlacing import interlaced_density
 from pmwd_dist.observe.multipoles import kaiser_multipoles, power_multipoles
 from pmwd_dist.observe.redshift_space import redshift_space
@@ -135,6 +136,13 @@ class Galaxies(TableOutput):
             yield "observe.galaxies.catalogue: needs observe.galaxies.number_density; for example 0.001"
         if self.light_cone != (self.n_z is not None):
             yield "observe.galaxies.n_z: is needed on a light cone, light_cone = true, and has no effect without it"
+        volume = math.prod(box.size)
+        limits = [(volume / math.prod(box.mesh), MOST_IN_A_CELL, "a cell")]
+        limits += [(volume, MOST_GALAXIES, "in the catalogue")] if self.catalogue else []
+        for size, most, where in limits:
+            if (expected := (self.number_density or 0) * size) > most:
+                limit = f"must be at most {most / size:.3g}: {expected:.3g} galaxies {where} are expected"
+                yield f"observe.galaxies.number_density = {self.number_density:g}: {limit}, and {most:g} can be drawn"
         yield from k_max_problems(self, self.k_max, box)
 
     def inputs(self) -> dict[str, str]:

@@ -188,7 +188,9 @@ class LikelihoodSection(Section):
         None,
         10.0,
     )
-    nbar: float | None = about("mean number of galaxies in a cell, of poisson, unless it has a prior", None, 2.0, gt=0)
+    nbar: float | None = about(
+        "mean number of galaxies in a cell, of poisson, unless it has a prior", None, 2.0, gt=0, le=1e6
+    )
     dispersion: float | None = about(
         "variance of counts beyond poisson's, in units of the squared mean, unless it has a prior; default: 0",
         None,
