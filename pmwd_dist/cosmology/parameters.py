@@ -156,8 +156,8 @@ class Parameters(eqx.Module):
 def with_neutrinos(cosmo: Cosmology, *, m_nu: ArrayLike | None = None, n_eff: ArrayLike = N_EFF) -> Parameters:
     """A cosmology with photons and neutrinos beside its cold matter, which stays the same; a pytree.
 
-    Neutrinos are three species of one temperature and mass, and photons have 2.7255 K. The density of dark energy
-    closes the budget.
+    Neutrinos are three species of one temperature and mass, for each n_eff, and photons have 2.7255 K. The density of
+    dark energy closes the budget.
 
     Args:
       cosmo: cosmology.
