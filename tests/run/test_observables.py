@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.report.tables import read_table
 from pmwd_dist.run.common import manifest, resources
 from pmwd_dist.run.common.control import Interrupted
-from pmwd_dist.run.common.folder import StartError
+from pmwd_dist.run.common.folder import Log, StartError
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.settings import SettingsError
 from pmwd_dist.run.simulation.job import SimulationJob
@@ -57,9 +58,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> SimulationJob:
-    """A run from beginning to end, with all figures."""
-    plan = make(with_mask(folder) / "whole", *ALL)
-    execute(plan, Events())
+    """A run from beginning to end, with all figures, which names each output that takes long."""
+    plan, named = make(with_mask(folder) / "whole", *ALL), set[str]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Log, "naming", lambda _, what: nullcontext(named.add(what)))
+        execute(plan, Events())
+    assert {f"output at z 0.000: {name}" for name in ("power", "catalogue", *TABLES)} <= named
     return plan
 
 

@@ -318,22 +318,24 @@ def _output_if_due(plan: SimulationPlan, progress: Progress, log: Log) -> None:
             if halo_width(displacement, progress.config) > int(progress.config.halo):
                 _set_halo(plan, progress, displacement, log)
         z = plan.outputs[step]
-        with log.naming(f"output at z {z:.3f}"):
-            _log_output(log, step, z, _write_output(plan, progress, z), began)
+        _log_output(log, step, z, _write_output(plan, progress, z, log), began)
     if plan.last_names and step == plan.steps:
         began = time.perf_counter()
         with log.naming("light cone: maps, angular power spectra or galaxies"):
             _log_output(log, step, 1 / plan.times[-1] - 1, _write_last(plan, progress), began)
 
 
-def _write_output(plan: SimulationPlan, progress: Progress, z: float) -> list[str]:
+def _write_output(plan: SimulationPlan, progress: Progress, z: float, log: Log) -> list[str]:
     """Measure all outputs at a redshift and write them; return the names of the files of this process. Collective."""
     folder, config, names, rest = plan.folder, progress.config, plan.names_at(z), progress.particles()
     moving = partial(host.with_units, rest, progress.schedule, np.int32(progress.step))
     at_rest = Particles(rest.disp, rest.momenta)
     field = density(at_rest, config)
     view = View(plan.simulation, config, at_rest, moving, plan.times[progress.step], z, plan.data, field)
-    measured = [(output, output.measure(view)) for output in plan.results]
+    measured = []
+    for output in plan.results:
+        with log.naming(f"output at z {z:.3f}: {output.name}"):
+            measured.append((output, output.measure(view)))
     view.density = field = None  # the mesh is free for what is divided
     with part("output: writing"), raise_on_all_processes():
         if distributed.is_main():
@@ -343,7 +345,8 @@ def _write_output(plan: SimulationPlan, progress: Progress, z: float) -> list[st
             drawing.draw(figures(folder, names))
     with part("output: writing"):
         for output in plan.results:
-            output.write_divided(folder, view)
+            with log.naming(f"output at z {z:.3f}: {output.name}"):
+                output.write_divided(folder, view)
     return names
 
 
