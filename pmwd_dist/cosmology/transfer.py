@@ -118,19 +118,24 @@ def expected_error(name: str, cosmo: Any, k: tuple[float, float]) -> float | Non
     _, _, n_eff, m_nu = _table_parameters(cosmo).values()
     if name != "boltzmann":
         return 6.0 if abs(n_eff - 3) < 0.1 and m_nu == 0 and k[0] >= 0.009 else None
-    constant = _is_constant(cosmo)
-    if k[0] < 0.009 and not (constant and float(cosmo.Omega_k) == 0):
-        return None  # dark energy of CAMB has perturbations; wavelengths near the radius of curvature
+    w, curvature = _equation_of_state(cosmo), abs(float(cosmo.Omega_k))
+    constant = bool((w == -1).all())
+    # Dark energy of CAMB has perturbations, and wavelengths come near the radius of curvature.
+    if (k[0] < 0.009 and not (constant and curvature == 0)) or (k[0] < 0.1 and w.max() > -0.5):
+        return None
+    near = not constant or curvature > 0.1
     if k[1] > 30:
         return 5.0
     if m_nu > 0:
         return 1.0 if k[0] < 0.03 else 0.4
-    return 0.5 if outside_table(cosmo, _BEST) or k[1] > 9 or not (constant or k[0] >= 0.03) else 0.1
+    return 0.5 if outside_table(cosmo, _BEST) or k[1] > 9 or (k[0] < 0.03 and near) else 0.1
 
 
-def _is_constant(cosmo: Any) -> bool:
-    """Whether dark energy is a cosmological constant."""
-    return getattr(cosmo, "w_table", None) is None and float(cosmo.w0) == -1 and float(cosmo.wa) == 0
+def _equation_of_state(cosmo: Any) -> np.ndarray:
+    """w of dark energy: its extremes, or a table."""
+    if (table := getattr(cosmo, "w_table", None)) is not None:
+        return np.asarray(table, float)[:, 1]
+    return float(cosmo.w0) + np.asarray([0.0, float(cosmo.wa)])
 
 
 def check_transfer(name: str, cosmo: Any) -> None:
