@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +312,12 @@ def test_bad_settings_are_one_line(tmp_path: Path, override: str, words: str):
     file.write_text(f"{MINIMAL}[devices]\npdims = [4, 1]\n")
     (problem,) = problems(file, override)
     assert re.search(words, problem), problem
+
+
+def test_galaxies_without_a_bias_of_f_nl_are_warned_of(tmp_path: Path):
+    plan = make(tmp_path / "run", "cosmology.f_nl=50", "observe.galaxies={b1=0.0}")
+    said = [text for output in plan.results for text in output.warnings(plan.simulation)]
+    assert said == ["observe.galaxies: cosmology.f_nl has no part in the bias: bphi is 0"]
 
 
 def test_masks_that_are_none_are_refused(tmp_path: Path):

@@ -160,14 +160,16 @@ class Galaxies(TableOutput):
         return ["observe.galaxies.selection: nothing is left of it in the box, times the mask; change one"]
 
     def warnings(self, simulation: SimulationSetup) -> list[str]:
-        """Warning that forces of a coarse mesh change the linear bias of galaxies on large scales."""
+        """Warnings of galaxies without a bias of f_nl, and of forces of a coarse mesh, which change the linear bias."""
         config = simulation.config
+        said = ["observe.galaxies: cosmology.f_nl has no part in the bias: bphi is 0"] if simulation.f_nl else []
         fine = max(n / m for m, n in zip(config.mesh_shape, config.particle_shape, strict=True)) < 0.75
         if fine or self.b1 == 0 or (self.smoothing or 0) >= 0.99 * max(config.cell_size):
-            return []
+            return said
         return [
+            *said,
             "observe.galaxies: with one cell a particle the bias of large scales comes out some percent above 1 + b1; "
-            "use box.mesh = 3/2 of box.particles; observe.galaxies.smoothing of a cell leaves a third of it"
+            "use box.mesh = 3/2 of box.particles; observe.galaxies.smoothing of a cell leaves a third of it",
         ]
 
     def description(self, simulation: SimulationSetup) -> str:
