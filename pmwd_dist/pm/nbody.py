@@ -121,6 +121,12 @@ def nbody(
     particles = _checked_particles(particles, config)
     _check_factor(potential_factor, config)
     solver, saveat = as_solver(solver), as_saveat(saveat)
+    for name, value, base, example in (
+        ("adjoint", adjoint, diffrax.AbstractAdjoint, "ReversibleAdjoint()"),
+        ("stepsize_controller", stepsize_controller, diffrax.AbstractStepSizeController, "diffrax.StepTo(ts)"),
+    ):
+        if not isinstance(value, base | None):
+            raise ArgumentError(name, value, f"must be a diffrax.{base.__name__}", f"use {example}, or leave it out")
     max_steps = whole_number(max_steps, "max_steps", least=1)
     meter = _checked_meter(progress_meter, config)
     table = growth_table_to(config.lpt_order, cosmo)

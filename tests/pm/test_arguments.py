@@ -106,6 +106,8 @@ MISUSE: list[tuple[Any, str]] = [
     (lambda: pmd.nbody(pmd.Particles(SHORT, DISP), COSMO, CONFIG), rf"particles.disp.shape={OTHER}"),
     (lambda: pmd.nbody(pmd.Particles(DISP, SHORT), COSMO, CONFIG), rf"particles.vel.shape={OTHER}"),
     (lambda: evolve(solver="euler"), r"solver='euler' must be .* bullfrog, fastpm"),
+    (lambda: evolve(adjoint="x"), "adjoint='x' must be a diffrax.AbstractAdjoint; use ReversibleAdjoint"),
+    (lambda: evolve(stepsize_controller=0.1), "stepsize_controller=0.1 must be a diffrax.AbstractStepSizeController"),
     (lambda: evolve(solver=pmd.FastPM), r"solver=.* must be a solver; use BullFrog"),
     (
         lambda: evolve(adjoint=diffrax.DirectAdjoint(), accumulate=lambda *_: 0.0),
