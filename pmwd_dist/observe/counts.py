@@ -47,7 +47,8 @@ def expected_counts(
       mask: observed fraction of each cell, on the mesh: boolean, or from 0 to 1; default: 1.
 
     Raises:
-      ValueError: a field is not on the mesh, a negative number density, or a selection or mask beyond 0 to 1.
+      ValueError: a field is not on the mesh, a density without a positive mean, a negative number density, or a
+        selection or mask beyond 0 to 1.
 
     Warns:
       UserWarning: negative densities hold more than 0.5 % of the galaxies, so that P(k) of the counts is too low; not
@@ -72,7 +73,7 @@ def expected_counts(
         seen = factor > 0 if name == "mask" else seen
         counts = counts * factor
     rate = counts * jnp.where(seen, density, 0)
-    _warn_of_cut(rate)
+    _check_negative(rate)
     cut = jnp.maximum(rate, 0)
     total = jnp.sum(cut)
     return cut * jnp.where(total > 0, jnp.maximum(jnp.sum(rate), 0) / jnp.where(total > 0, total, 1), 1)
@@ -83,11 +84,13 @@ def negative_shares(rate: Array) -> tuple[Array, Array]:
     return jnp.mean(rate < 0), jnp.sum(jnp.maximum(-rate, 0)) / jnp.abs(jnp.sum(rate))
 
 
-def _warn_of_cut(rate: Array) -> None:
+def _check_negative(rate: Array) -> None:
     if isinstance(rate, Tracer):
         return
     with jax.ensure_compile_time_eval():
-        cells, galaxies = map(float, negative_shares(rate))
+        cells, galaxies, total = map(float, (*negative_shares(rate), jnp.sum(rate)))
+    if not total >= 0:
+        raise ArgumentError("density", total, "must be finite, with a mean above 0 where it is seen", show_value=False)
     if galaxies > MAX_CUT:
         text = f"density: 1 + delta_g is negative in {100 * cells:.2g} % of the cells, and P(k) of counts comes out low"
         warnings.warn(f"{text}; use a larger smoothing of bias_weights, or a smaller bias", stacklevel=4)
@@ -109,13 +112,18 @@ def weighted_overdensity(
       config: configuration of the simulation.
 
     Raises:
-      ValueError: a field is not on the mesh, or a weight beyond 0 to 1.
+      ValueError: a field is not on the mesh, a density that is not finite or 0, or a weight beyond 0 to 1.
     """
     density, weight = inputs.mesh_field(density, config, "density"), inputs.mesh_field(weight, config, "weight")
     check_shares(weight, "weight")
     if not isinstance(weight, Tracer) and not weight.any():
         raise ArgumentError("weight", 0, "must not be 0 in every cell")
-    return _overdensity(density, weight)
+    contrast = _overdensity(density, weight)
+    if not isinstance(contrast, Tracer) and not jnp.isfinite(contrast).all():
+        raise ArgumentError(
+            "density", density, "must be finite, with a mean above 0 where it is seen", show_value=False
+        )
+    return contrast
 
 
 @jit
