@@ -235,7 +235,7 @@ def loss(correction: Any, truth: Truth, config: pmd.Config, weights: Any) -> tup
     x = found.k[0] * config.box_size[0] / config.particle_shape[0] / math.pi
     weight = jnp.where(x < 1 + 1e-6, 1 / x, 0)
     shares = weights[3:, None]
-    share = jnp.clip(shares + 7 * (x - weights[2]), shares, 1)
+    share = jnp.clip(shares + 7 * (x - weights[2])[None], shares, 1)
     wanted = (1 - share) * jnp.log(truth.converged) + share * jnp.log(truth.power_of_n)
     each = (jnp.log(found.power) - wanted) ** 2 + weights[0] * found.decorrelation
     rare = truth.dense_of_n < 0.003

@@ -64,9 +64,13 @@ def test_what_does_not_fit_is_said_with_remedies(tmp_path: Path, monkeypatch: py
             plan.check()
         return str(error.value)
 
-    text = problem(need / 1.2)
+    text = problem(need / 1.21)
     assert "of memory in the initial conditions and a device has" in text
-    assert "; use time.lpt_order = 2, raise XLA_PYTHON_CLIENT_MEM_FRACTION, use a smaller mesh, or more devices" in text
+    fraction = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+    assert f"; use time.lpt_order = 2, set {fraction}=0.91, use a smaller mesh, or more devices" in text
+    assert fraction not in problem(need / 1.3)
+    monkeypatch.setenv(fraction, "0.5")
+    assert f"set {fraction}=0.65, " in problem(need / 1.29)
     monkeypatch.setattr(resources, "device_limit", lambda: need)
     plan.check()
 

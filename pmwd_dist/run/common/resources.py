@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import sys
@@ -13,6 +14,7 @@ import jax
 from pmwd_dist._memory import available_memory
 from pmwd_dist.config import Config
 
+_LARGEST_FRACTION = 0.95  # of a GPU's memory for arrays; libraries and programs need the rest
 RUNTIME = 0.7e9  # Python, JAX, the compiled programs and the figures of one process [bytes]
 
 
@@ -35,6 +37,13 @@ class Room:
         """Memory that arrays of this size on each device take, with the programs of each process [bytes]."""
         return int(arrays if self.processes == 0 else self.processes * (runtime + arrays * _own_devices(config)))
 
+    def remedies(self, need: int) -> list[str]:
+        """Remedies where the memory of a device is too small for the arrays that JAX may allocate."""
+        share = need / self.total * allowed_fraction()
+        if self.processes or share > _LARGEST_FRACTION:
+            return []
+        return [f"set XLA_PYTHON_CLIENT_MEM_FRACTION={math.ceil(100 * share) / 100:g}"]
+
     def for_arrays(self, config: Config, runtime: float = RUNTIME) -> float:
         """Memory of each device that arrays may take at most [bytes]."""
         if self.processes == 0:
@@ -49,6 +58,14 @@ def room() -> Room:
         return Room(limit, limit, "a device", 0)
     here = processes_on_host()
     return Room(*available_memory(), "this machine" + (f" for {here} processes" if here > 1 else ""), here)
+
+
+def allowed_fraction() -> float:
+    """The part of a GPU's memory that JAX takes."""
+    try:
+        return float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", ""))
+    except ValueError:
+        return 0.75
 
 
 def device_limit() -> int | None:

@@ -107,4 +107,5 @@ def memory_problem(arrays: float, parts: str, config: Config) -> tuple[str | Non
     text = f"the inference needs about {size(need)} of memory{parts}, and {room.where} has {size(room.total)}"
     if need <= room.total:
         return None, f"{text}, {size(room.free)} of it free: it may be killed"
-    return f"box.mesh: {text}; use a smaller mesh, or fewer sampler.chains", None
+    remedies = ", ".join([*room.remedies(need), "use a smaller mesh"])
+    return f"box.mesh: {text}; {remedies}, or fewer sampler.chains", None

@@ -209,6 +209,6 @@ def memory_problem(plan: SimulationPlan) -> tuple[str | None, str | None]:
     remedies = [output.remedy for output in plan.results if output.stage == stage]
     if not remedies and stage == "the initial conditions" and config.lpt_order == 3:
         remedies.append("use time.lpt_order = 2")
-    remedies += ["raise XLA_PYTHON_CLIENT_MEM_FRACTION"] * (not memory.processes) + ["use a smaller mesh"]
+    remedies += [*memory.remedies(need), "use a smaller mesh"]
     more = "machines" if memory.processes else "devices"
     return f"box.mesh: {text}{size(memory.total)}; {', '.join(remedies)}, or more {more}", None
