@@ -47,8 +47,8 @@ def interpolation(nside: int, vector: Float[Array, "*n 3"]) -> tuple[Int[Array, 
     """
     z, phi, scaled = _angles(nside, vector)
     theta = _polar_angle(vector)
-    belt = jnp.floor(nside * (2 - 1.5 * z))
-    cap = jnp.floor(scaled)
+    belt = jnp.floor(nside * (2 - 1.5 * z) + _slack(nside, z))
+    cap = jnp.floor(scaled + _slack(nside, z))
     above = jnp.where(z > 2 / 3, cap, jnp.where(z < -2 / 3, 4 * nside - 1 - cap, belt)).astype(jnp.int32)
     rings = [jnp.clip(above + i, 1, 4 * nside - 1) for i in (0, 1)]
     found = [_along(nside, ring, phi) for ring in rings]
@@ -96,11 +96,16 @@ def _ring(nside: int, ring: Any, dtype: Any, xp: Any = jnp) -> tuple[Any, Any, A
     return first, count, shift, xp.where(north, cap, xp.where(south, math.pi - cap, belt))
 
 
+def _slack(nside: int, x: Array) -> float:
+    """More than rounding errors of places on rings, so that XLA finds one ring where it computes it several times."""
+    return 8 * nside * float(jnp.finfo(x.dtype).eps)
+
+
 def _along(nside: int, ring: Array, phi: Array) -> tuple[Array, Array, Array]:
     """The two pixels of a ring around phi, their weights, and theta of the ring."""
     first, count, shift, theta = _ring(nside, ring, phi.dtype)
     u = phi / (2 * math.pi) * count - 0.5 * shift
-    low = jnp.floor(u)
+    low = jnp.floor(u + _slack(nside, u))
     column = low.astype(jnp.int32)
     pixels = jnp.stack([first + column % count, first + (column + 1) % count], -1)
     return pixels, jnp.stack([1 - (u - low), u - low], -1), theta

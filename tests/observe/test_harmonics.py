@@ -14,7 +14,7 @@ import pytest
 import pmwd_dist as pmd
 from pmwd_dist.observe import harmonics, lensing
 from pmwd_dist.observe.angular_power import resolved_share
-from pmwd_dist.observe.healpix import interpolation, rings_of
+from pmwd_dist.observe.healpix import interpolation, pixel_centres, rings_of
 
 HEALPY = np.load(Path(__file__).parent / "healpy_pixels.npz")
 NSIDE, LMAX = 4, 7
@@ -105,13 +105,19 @@ def test_theory_of_a_map_has_the_window_of_its_pixels(single: pmd.Decomposition)
     ring = np.repeat(np.arange(len(count)), count)
     phi = 2 * np.pi * (np.arange(12 * fine**2) - first[ring] + shift[ring] / 2) / count[ring]
     vector = np.stack([np.sin(theta[ring]) * f(phi) for f in (np.cos, np.sin)] + [np.cos(theta[ring])], -1)
-    modes = np.tril(np.random.default_rng(0).normal(size=(2, lmax + 1, lmax + 1)))
-    modes[1, :, 0] = 0
     pixels, weights = interpolation(nside, jnp.asarray(vector))
-    masses = harmonics.synthesise(jnp.asarray(modes), fine)[:, None] * weights * (nside / fine) ** 2
-    painted = jnp.zeros(12 * nside**2).at[pixels].add(masses)
-    analysed, weight = harmonics.analyse(painted, nside, lmax), np.where(np.arange(lmax + 1) > 0, 2, 1)
-    found = (np.asarray(analysed) * modes * weight).sum((0, 2)) / (modes**2 * weight).sum((0, 2))
+    on_ring = abs(vector[:, 2] - 1 / 12) < 1e-9  # where roundings decide between two rings
+    heights = (np.asarray(pixel_centres(nside))[..., 2][pixels[on_ring]] * weights[on_ring]).sum(-1)
+    np.testing.assert_allclose(heights, 1 / 12, atol=1e-9)
+    weight, products = np.where(np.arange(lmax + 1) > 0, 2, 1), np.zeros((2, lmax + 1))
+    for seed in range(4):
+        modes = np.tril(np.random.default_rng(seed).normal(size=(2, lmax + 1, lmax + 1)))
+        modes[1, :, 0] = 0
+        masses = harmonics.synthesise(jnp.asarray(modes), fine)[:, None] * weights * (nside / fine) ** 2
+        painted = jnp.zeros(12 * nside**2).at[pixels].add(masses)
+        analysed = np.asarray(harmonics.analyse(painted, nside, lmax))
+        products += [(x * modes * weight).sum((0, 2)) for x in (analysed, modes)]
+    found = products[0] / products[1]
 
     cone = pmd.observe.SphericalLightCone(pmd.Config(100.0, 8, decomposition=single), [0.0, 100.0], nside)
     fundamental, nyquist = 2 * np.pi / 100, np.pi * 8 / 100
