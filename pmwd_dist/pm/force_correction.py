@@ -127,9 +127,16 @@ class ForceCorrection(eqx.Module):
 
     @classmethod
     def fitting(cls, config: Config) -> ForceCorrection | None:
-        """The correction of this package for a simulation, None where none was trained for it."""
+        """The correction that a run of a config file has by default; None where none was trained for such a simulation.
+
+        With one cell a particle none is: it adds power beyond half the Nyquist frequency, and spends phases.
+
+        Args:
+          config: the simulation.
+        """
         nearest = cls._nearest(config)
-        return nearest if nearest._distance(config) <= 0 and _is_default_force(config) else None
+        fits = nearest._distance(config) <= 0 and _is_default_force(config)
+        return nearest if fits and nearest.cells != 1 else None
 
     @classmethod
     def _nearest(cls, config: Config) -> ForceCorrection:

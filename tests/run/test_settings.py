@@ -249,18 +249,21 @@ def test_correction_of_the_force_is_for_its_particles(file: Path):
 
 def test_a_run_has_the_correction_that_was_trained_for_it_by_default(file: Path):
     def correction(*options: str) -> pmd.ForceCorrection | None:
-        fits = ["box.size=64", "box.mesh=16", "box.particles=16", "time.lpt_order=3", "time.steps=20"]
+        fits = ["box.size=32", "box.mesh=16", "box.particles=8", "time.lpt_order=3", "time.steps=20"]
         return build(read(file, [*fits, "time.a_start=0.1", *options])).potential_factor
 
     assert (found := correction()) is not None
-    assert (found.spacing, found.cells) == (4, 1)
+    assert (found.spacing, found.cells) == (4, 2)
     others = "force.correction=none", "force.gradient=spectral", "time.solver=fastpm", "time.lpt_order=2"
-    for option in (*others, "cosmology.sigma8=1.1", "box.size=32"):
+    for option in (*others, "cosmology.sigma8=1.1", "box.size=64"):
         assert correction(option) is None
     table(file.parent / "p.txt")
     assert correction("cosmology.linear_power=p.txt") is None
+    coarse = "box.size=64", "box.particles=16"
+    assert correction(*coarse) is None  # it spends phases: for those who ask
+    assert correction("force.correction=auto", *coarse).cells == 1
     with pytest.raises(SettingsError, match="none was trained for"):
-        correction("force.correction=auto", "box.size=32")
+        correction("force.correction=auto", "box.size=64")
 
 
 def test_table_can_be_normalised_to_sigma8(file: Path):

@@ -94,7 +94,7 @@ def _start(settings: Settings, config: Config, cosmo: Cosmology) -> InitialCondi
 def correction_of(settings: Settings, config: Config, cosmo: Cosmology) -> ForceCorrection | None:
     """The correction of the force; ArgumentError if the file can't be read, or is for other particles.
 
-    By default a simulation has the one that was trained for it, if any.
+    By default a simulation with two cells a particle has the one that was trained for it, if any.
     """
     name = settings.force.correction
     if name is None and isinstance(settings, SimulationSettings):

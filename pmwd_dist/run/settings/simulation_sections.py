@@ -179,8 +179,8 @@ class Force(Section):
     )
     correction: Literal["auto", "none"] | File | None = about(
         'trained correction of the force on small scales: "auto", one of this package, which docs/howto/force.md '
-        'lists, a file from ForceCorrection.save, or "none"; default: in a run, the one of this package that was '
-        "trained for its particles, mesh, steps, start and cosmology, if any",
+        'lists, a file from ForceCorrection.save, or "none"; default: in a run with two cells a particle, the '
+        "one that was trained for its spacing, steps, start and cosmology, if any",
         None,
         "auto",
     )
