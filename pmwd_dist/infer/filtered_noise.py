@@ -1,14 +1,15 @@
 """Gaussian noise of a field that is compared up to a wavenumber where its noise varies, or is hidden by a mask.
 
 In units of the standard deviation of each cell the noise is M (n + t H m), with white noise n and m, the mask M and the
-filter H, which leaves the mean and modes beyond k_max. Its covariance on the cells that the mask shows is
+filter H, which keeps only the mean and modes beyond k_max. Its covariance on the cells that the mask shows is
 
   C = 1 + t^2 M H M.
 
 Modes of no interest have a large variance in place of an infinite one (mode projection: Rybicki & Press 1992, ApJ 398,
-169, sec. 4; Leistedt et al. 2013, 1306.0005). An infinite one would leave nothing: on the cells that a mask shows, the
-modes beyond k_max can add up to any field. The eigenvalues of C are between 1 and 1 + t^2, so that a fixed number of
-Chebyshev iterations, each with a transform and its inverse, gives C^-1 (Saad 2003, algorithm 12.1).
+169, sec. 4; Leistedt et al. 2013, 1306.0005). An infinite one would leave nothing where a mask hides more cells than
+modes are compared: on the others, modes beyond k_max can add up to any field. The eigenvalues of C are between 1 and 1
++ t^2, so that a fixed number of Chebyshev iterations, each with a transform and its inverse, gives C^-1 (Saad 2003,
+algorithm 12.1).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _ROUNDINGS = 10  # error of C^-1 in units of the rounding of a number
 
 
 def compared_modes(k_max: float | None, config: Config, dtype: Any) -> Float[Array, "nx ny nk"]:
-    """Number of modes per value of a spectrum, 0 beyond k_max [h/Mpc] and for the mean."""
+    """Number of modes per value of a spectrum, 0 beyond k_max [h/Mpc] and then for the mean."""
     k2, counts = counted_modes(config.mesh_shape, config, dtype)
     return counts if k_max is None else jnp.where((k2 <= k_max**2) & (k2 > 0), counts, 0)
 

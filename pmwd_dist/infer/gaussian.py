@@ -19,11 +19,12 @@ from pmwd_dist.config import Config
 from pmwd_dist.infer.filtered_noise import SMALL_SCALE_NOISE, chi_squared, compared_modes, long_waves, weighted
 from pmwd_dist.infer.forward import number_or_name, value_of
 from pmwd_dist.infer.likelihoods import (
+    FLOOR,
     Likelihood,
+    check_distinct,
     checked_data,
     checked_mask,
     checked_templates,
-    log_positive,
     masked,
     modulation,
     names_of,
@@ -47,14 +48,15 @@ class Gaussian(Likelihood):
 
     with white noise n, and n' without modes up to k_max (`filtered_noise`). The additional noise stands for the density
     beyond k_max: its power, (small_scale_noise sigma)^2 in a cell, must not be less than P(k_max). A gradient takes
-    about 7 small_scale_noise transforms and their inverses more.
+    about 7 small_scale_noise transforms and their inverses more, in double precision 17.
 
     Args:
       sigma: standard deviation in a cell: a number, a field on the mesh, or the name of a parameter.
       mask: field on the mesh, true or 1 where there are data; default: everywhere.
       k_max: largest wavenumber of the comparison, in Fourier space [h/Mpc]; default: all, in real space.
-      slope: change s of the variance with the density, sigma^2 (1 + s delta) of the prediction, a number or the name of
-        a parameter: 1 like a Poisson process; default: 0. The factor stays positive, as the mean of `Poisson`.
+      slope: change s of the variance with the density, sigma^2 (1 + s delta) of the prediction, with a k_max of its
+        modes up to it, a number or the name of a parameter: 1 like a Poisson process; default: 0. The factor stays
+        positive: below 0.05 it is 0.05^2 / (0.1 - factor).
       small_scale_noise: standard deviation of the noise of modes beyond k_max, in units of sigma, if there is a mask, a
         field of sigma or a slope; without them these modes are left out.
       noise_k2: change c of the noise's power with the wavenumber, sigma^2 (1 + c k^2) [(Mpc/h)^2] (Desjacques, Jeong &
@@ -95,12 +97,13 @@ class Gaussian(Likelihood):
         check_number(small_scale_noise, "small_scale_noise", 0.1, 100.0, constant=True)
         self.k_max = None if k_max is None else float(k_max)
         self.small_scale_noise = float(small_scale_noise)
-        self.slope = None if slope is None else number_or_name(slope, "slope")
-        self.noise_k2 = None if noise_k2 is None else number_or_name(noise_k2, "noise_k2")
+        self.slope = _changed(slope, "slope")
+        self.noise_k2 = _changed(noise_k2, "noise_k2")
         if self.noise_k2 is not None and not self._uniform:
             constraint = "can't be used with a mask, a field of sigma or a slope, which couple modes"
             raise ArgumentError("noise_k2", noise_k2, constraint, "leave it out")
         self.amplitudes, self.templates = checked_templates(templates, self.mask)
+        check_distinct(self.names)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -132,7 +135,7 @@ class Gaussian(Likelihood):
         if self.noise_k2 is None:
             return jnp.zeros((), dtype)
         change = jnp.asarray(value_of(self.noise_k2, parameters), dtype)
-        return log_positive(1 + change * counted_modes(config.mesh_shape, config, dtype)[0])
+        return _log_variance(1 + change * counted_modes(config.mesh_shape, config, dtype)[0])
 
     def _coloured(self, x: Array, power: float, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """A field whose modes are multiplied by a power of the noise's power in units of sigma^2."""
@@ -174,7 +177,10 @@ class Gaussian(Likelihood):
         return field + self._sigma(field, parameters) * noise
 
     def residual(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
-        """Compared modes of data minus field in units of the noise, weighted by the inverse of its covariance."""
+        """Compared modes of data minus field in units of the noise, weighted by the inverse of its covariance.
+
+        With a mask and a k_max they are not 0 behind the mask.
+        """
         chi = self._coloured(self._chi(data, field, parameters, config)[0], -0.5, parameters, config)
         if self.k_max is None:
             return chi
@@ -214,4 +220,18 @@ class Gaussian(Likelihood):
         if self.slope is None:
             return sigma
         slope = jnp.asarray(value_of(self.slope, parameters), field.dtype)
-        return sigma * jnp.exp(0.5 * log_positive(1 + slope * (field - 1)))
+        return sigma * jnp.exp(0.5 * _log_variance(1 + slope * (field - 1)))
+
+
+def _changed(value: Any, name: str) -> str | float | None:
+    """A number or the name of a parameter; None for 0, no change."""
+    value = None if value is None else number_or_name(value, name)
+    return None if value == 0 else value
+
+
+def _log_variance(x: Array) -> Array:
+    """log x, and log(F^2 / (2 F - x)) below F = 0.05: for x far below 0 chi^2 grows in proportion to x."""
+    low = x <= FLOOR
+    return jnp.where(
+        low, 2 * math.log(FLOOR) - jnp.log(2 * FLOOR - jnp.where(low, x, 0)), jnp.log(jnp.where(low, 1, x))
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import equinox as eqx
@@ -20,7 +20,7 @@ from pmwd_dist.infer.forward import number_or_name
 from pmwd_dist.parallel.inputs import check_unmasked
 from pmwd_dist.pm.inputs import mesh_field
 
-FLOOR = 0.05  # predicted density per mean below which expected counts and variances fall exponentially
+FLOOR = 0.05  # predicted density per mean, or variance in its unit, below which both are replaced by a positive one
 
 
 class Likelihood(eqx.Module):
@@ -79,7 +79,7 @@ class Likelihood(eqx.Module):
         return None
 
     def residual(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array | None:
-        """Data minus field in units of the noise, 0 without data; None: unknown."""
+        """Data minus field in units of the noise, 0 without data unless modes are weighted; None: unknown."""
         return None
 
 
@@ -105,6 +105,13 @@ def positive_or_name(value: Any, name: str) -> Any:
 def names_of(*values: Any) -> tuple[str, ...]:
     """Values that are names of parameters."""
     return tuple(value for value in values if isinstance(value, str))
+
+
+def check_distinct(names: Sequence[str]) -> None:
+    """Raise ArgumentError if two parameters have one name."""
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise ArgumentError("names", name, "stands for two parameters", "rename one")
 
 
 def placed(field: Array, config: Config) -> Array:
@@ -148,7 +155,7 @@ def number_or_field(
 
 def checked_templates(templates: Any, mask: Array | None) -> tuple[tuple[str, ...], tuple[Array, ...]]:
     """Names of the amplitudes of templates and their fields, 0 behind the mask."""
-    if templates is not None and not isinstance(templates, Mapping):
+    if templates is not None and not (isinstance(templates, Mapping) and all(isinstance(x, str) for x in templates)):
         remedy = 'for example {"dust": field}'
         raise ArgumentError("templates", templates, "must map names of amplitudes to fields", remedy, show_value=False)
     checked = {n: number_or_field(x, f"templates[{n!r}]", mask, bound="") for n, x in (templates or {}).items()}

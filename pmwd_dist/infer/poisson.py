@@ -19,6 +19,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.infer.forward import value_of
 from pmwd_dist.infer.likelihoods import (
     Likelihood,
+    check_distinct,
     checked_data,
     checked_mask,
     checked_templates,
@@ -34,7 +35,7 @@ from pmwd_dist.infer.likelihoods import (
 )
 from pmwd_dist.observe.counts import MOST_IN_A_CELL
 
-_SHIFT = 8  # from which Stirling's series is exact to 3e-10
+_SHIFT = 8  # number from which on Stirling's series is exact to 3e-10
 
 
 class Poisson(Likelihood):
@@ -60,8 +61,8 @@ class Poisson(Likelihood):
         none.
 
     Raises:
-      ValueError: nbar or dispersion not positive, nbar above 1e6, a selection beyond 0 to 1, or a mask or selection
-        that hides everything.
+      ValueError: nbar or dispersion not positive, nbar above 1e6, a selection beyond 0 to 1, a mask or selection that
+        hides everything, bins with gaps, a template that is not finite, or two parameters of one name.
     """
 
     quantity: ClassVar[str] = "galaxies in a cell"
@@ -100,6 +101,7 @@ class Poisson(Likelihood):
         self.bins, self.means = (None, ()) if bins is None else self._checked_bins(bins, nbar)
         self.amplitudes, self.templates = checked_templates(templates, self.mask)
         self.dispersion = None if dispersion is None else positive_or_name(dispersion, "dispersion")
+        check_distinct(self.names)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -116,6 +118,10 @@ class Poisson(Likelihood):
         if not isinstance(nbar, str):
             raise ArgumentError("nbar", nbar, "must be a name where there are bins", 'for example "nbar"')
         values = np.asarray(number_or_field(bins, "bins", self.mask, bound=""))
+        fields = [x.shape for x in (self.selection, self.mask) if x is not None and x.ndim > 0]
+        if values.ndim != 3 or any(shape != values.shape for shape in fields):
+            constraint = f"must be that of {'the selection and the mask' if fields else 'the mesh'}"
+            raise ArgumentError("bins.shape", values.shape, constraint)
         seen = np.unique(values[shown(masked(self.selection, self.mask), values.shape)])
         if not np.array_equal(seen, np.arange(len(seen))):
             constraint = f"hold {', '.join(f'{x:g}' for x in seen[:5])}{', ...' * (len(seen) > 5)} where there are data"
@@ -214,7 +220,8 @@ def _log_rising(k: Array, alpha: Array) -> Array:
     """
 
     def series(x: Array) -> Array:
-        return 1 / (12 * x) - 1 / (360 * x**3) + 1 / (1260 * x**5)
+        y = 1 / x
+        return y * (1 / 12 - y**2 * (1 / 360 - y**2 / 1260))
 
     above = 1 / alpha + _SHIFT
     shifted = (above + k - 0.5) * jnp.log1p(k / above) - k + series(above + k) - series(above)

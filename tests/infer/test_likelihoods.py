@@ -125,8 +125,17 @@ def test_noise_that_follows_the_density_agrees_with_scipy(config: pmd.Config, fi
     value, slopes = jax.value_and_grad(lambda numbers: run(likelihood, numbers))(numbers)
     assert float(value) == pytest.approx(reference(numbers), rel=1e-12)
     assert {name: float(x) for name, x in slopes.items()} == pytest.approx(differences(reference, numbers), rel=1e-6)
-    # Noise of no density, which a strong slope makes negative, stays positive.
-    assert np.isfinite(float(run(infer.Gaussian(sigma, slope=50.0), {})))
+    # Noise of no density, which a strong slope makes negative, stays positive, in single precision too.
+    for strong in (
+        infer.Gaussian(sigma, slope=50.0),
+        infer.Gaussian(sigma, slope=-40.0),
+        infer.Gaussian(1.0, noise_k2=-20.0),
+    ):
+        found = jax.value_and_grad(lambda x, it=strong: it.logdensity(jnp.float32(1) + 0 * x, x, {}, config))(
+            jnp.asarray(field, jnp.float32)
+        )
+        assert all(np.isfinite(x).all() for x in found)
+    assert infer.Gaussian(sigma, slope=0.0, noise_k2=0.0, mask=np.ones(SHAPE)).names == ()  # no change
     k = np.sqrt(sum(k_**2 for k_ in problems.wavevectors(SHAPE, config.box_size)))
     long = np.fft.ifftn(np.where(k <= 0.5, np.fft.fftn(field), 0)).real
     width = (sigma * np.sqrt(1 + slope * (long - 1))).ravel()
@@ -414,6 +423,11 @@ def test_masked_arrays_of_numpy_are_refused(call: Any, name: str, config: pmd.Co
             lambda: infer.Poisson(1.0, selection=-np.ones(SHAPE)),
             "selection must be 0 or more and finite",
         ),
+        (lambda: infer.Gaussian("sd", slope="sd"), "names='sd' stands for two parameters; rename one"),
+        (lambda: infer.Poisson("n", bins=FRONT, dispersion="n_0"), "names='n_0' stands for two parameters"),
+        (lambda: infer.Gaussian(1.0, templates={1: FRONT}), "templates must map names of amplitudes to fields"),
+        (lambda: infer.Poisson("n", bins=FRONT[:2], selection=FRONT), r"bins.shape=\(2, 6, 5\) must be that of the"),
+        (lambda: infer.Poisson("n", bins=0), r"bins.shape=\(\) must be that of the mesh"),
         (lambda: infer.Poisson(1.0, selection=7 * FRONT, mask=FRONT), "selection=7.0 must not exceed 1; pass shares"),
     ],
 )

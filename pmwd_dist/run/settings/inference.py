@@ -170,8 +170,8 @@ class LikelihoodSection(Section):
         "largest wavenumber that is compared, of a gaussian [h/Mpc]; default: all", None, 0.3, gt=0
     )
     small_scale_noise: float = about(
-        "standard deviation of the noise of modes beyond k_max with a mask or a file of sigma, in units of sigma; its "
-        "power should be that of the density at k_max or more",
+        "standard deviation of the noise of modes beyond k_max with a mask, a file of sigma or a slope, in units of "
+        "sigma; its power should be that of the density at k_max or more",
         SMALL_SCALE_NOISE,
         ge=0.1,
         le=100,

@@ -50,7 +50,7 @@ def _likelihood(settings: InferenceSettings) -> Problems:
         yield 'data.selection: is of counts; use likelihood.kind = "poisson", or data.mask'
     if likelihood.k_max is not None and likelihood.kind != "gaussian":
         yield 'likelihood.k_max: is of a gaussian; leave it out, or use likelihood.kind = "gaussian"'
-    sloped = likelihood.slope is not None or "slope" in settings.priors.given
+    sloped = likelihood.slope not in (None, 0) or "slope" in settings.priors.given
     couples = data.mask is not None or isinstance(likelihood.sigma, str) or sloped
     if couples and (likelihood.noise_k2 is not None or "noise_k2" in settings.priors.given):
         yield "likelihood.noise_k2: needs the same noise in all cells; leave it out, or mask, file of sigma and slope"
