@@ -27,7 +27,7 @@ _DARK = 1  # type of the particles
 def measure_halos(path: Path, output: Path | None, length_unit: str | None, **options: Any) -> list[str]:
     """Find halos of the dark matter in a snapshot, and write their catalogue and mass function (M200m). Collective.
 
-    Masses of spheres are those of a flat LCDM universe.
+    Masses of spheres are those of a flat LCDM universe; beside gas and stars, of dark matter over its own mean density.
 
     Args:
       path: snapshot.
@@ -47,6 +47,10 @@ def measure_halos(path: Path, output: Path | None, length_unit: str | None, **op
     count, volume = (*header.counts, 0, 0)[_DARK], math.prod(header.box_size)
     if not count:
         raise ValueError(f"{files[0]}: has no particles of type {_DARK}, dark matter")
+    others = sum(header.counts) - count
+    if not header.masses[_DARK] and (others or math.isnan(header.Omega_m)):
+        what = "beside particles of other types" if others else "without Omega_m"
+        raise ValueError(f"{files[0]}: its header has no mass of particles of type {_DARK}, {what}; write MassTable")
     check_arrays(files, header, _DARK, (POSITIONS, VELOCITIES))
     devices = jax.device_count()
     places = Places(default_decomposition(((devices, devices, 1),), devices), header.box_size)

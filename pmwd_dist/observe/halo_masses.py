@@ -38,9 +38,10 @@ def overdensity_masses(
     """Halos with their spherical overdensity masses and radii, of all particles around their cores. Collective.
 
     A sphere with mean density Delta times the mean ("200m") or critical density ("200c") has this mass, and one with
-    the density of Bryan & Norman (1998) the mass "vir": Delta_c = 18 pi^2 + 82 x - 39 x^2 with x = Omega_m(a) - 1. It
-    is the innermost such sphere with at least ten particles. Both numbers are 0 where a core never has the density, or
-    has it within a much larger halo: in a sphere of twice the radius that the mass of the group has at "200m".
+    the density of Bryan & Norman (1998) the mass "vir": Delta_c = 18 pi^2 + 82 x - 39 x^2 with x = Omega_m(a) - 1, a
+    fit for flat LCDM. Densities are those of cold matter. It is the innermost such sphere with more than ten particles.
+    Both numbers are 0 where a core never has the density, or has it within a much larger halo: in a sphere of twice the
+    radius that the mass of the group has at "200m".
 
     Args:
       halos: halos of `friends_of_friends`.
@@ -53,7 +54,7 @@ def overdensity_masses(
       and `halo_r200c`, comoving [Mpc/h].
 
     Raises:
-      ValueError: the particles have another scale factor than the halos, or are none.
+      ValueError: the particles have another scale factor or box than the halos, or are none.
 
     Examples:
       >>> halos = observe.overdensity_masses(halos, solution.particles, cosmo, config)
@@ -62,6 +63,9 @@ def overdensity_masses(
     check_on_host("overdensity_masses", (particles, cosmo))
     if not isinstance(halos, HaloCatalogue):
         raise ArgumentError("halos", halos, "must be a HaloCatalogue", "call friends_of_friends", show_value=False)
+    if tuple(halos.about["box_size [Mpc/h]"]) != tuple(config.box_size):
+        constraint = f"are of a box of {halos.about['box_size [Mpc/h]']} Mpc/h, and the config of {config.box_size}"
+        raise ArgumentError("halos", halos, constraint, "pass their config", show_value=False)
     rows, _ = particle_rows(particles, config, halos.about["a"])
     table, places = growth_table_to(2, cosmo), Places(config.decomposition, config.box_size)
     return with_masses(halos, rows, places, float(table.cosmo.Omega_cb), float(table.E(halos.about["a"])))
@@ -74,10 +78,10 @@ def with_masses(halos: HaloCatalogue, rows: Rows, places: Places, Omega_m: float
     farthest = min(reach.max(initial=0), 0.499 * min(places.sides))
     if jax.process_count() > 1:
         rows = send_rows(rows, places.near(rows["x"], farthest))
-    own = np.flatnonzero(places.owner(halos.core) == jax.process_index())
+    own, limits = np.flatnonzero(places.owner(halos.core) == jax.process_index()), np.minimum(reach, farthest)
     table_rows = [
-        np.column_stack([part, *(_numbers(spheres, len(part), mass, rho) for rho in densities.values())])
-        for part, spheres in _spheres(halos, own, rows, places, np.minimum(reach, farthest))
+        np.column_stack([part, *(_numbers(spheres, limits[part], mass, rho) for rho in densities.values())])
+        for part, spheres in _spheres(halos, own, rows, places, limits)
     ]
     found = distributed.all_rows(np.concatenate(table_rows or [np.zeros((0, 1 + len(densities)))]))
     columns, units = dict(halos.columns), dict(halos.units)
@@ -118,9 +122,9 @@ def _spheres(halos: HaloCatalogue, own: np.ndarray, rows: Rows, places: Places, 
         yield part, _Spheres(halo[order], distance[order])
 
 
-def _numbers(spheres: _Spheres, count: int, mass: float, density: float) -> np.ndarray:
-    """Numbers of particles in the innermost spheres of a density around each halo; 0 without one."""
-    halo, distance = spheres
+def _numbers(spheres: _Spheres, reach: np.ndarray, mass: float, density: float) -> np.ndarray:
+    """Numbers of particles in the innermost spheres of a density around each halo, up to its reach; 0 without one."""
+    (halo, distance), count = spheres, len(reach)
     rank = np.arange(len(halo)) - np.searchsorted(halo, np.arange(count))[halo]  # number of closer particles
     needed = density * 4 / 3 * math.pi * distance**3 / mass
     outside = (rank >= _FEWEST) & (rank + 1 < needed)
@@ -128,4 +132,7 @@ def _numbers(spheres: _Spheres, count: int, mass: float, density: float) -> np.n
     np.minimum.at(first := np.full(count, len(halo)), halo[outside], np.flatnonzero(outside))
     crossed = first < len(halo)
     found[crossed] = rank[first[crossed]]
-    return np.where(found > _FEWEST, found, 0)
+    number = np.bincount(halo, minlength=count)
+    alone = ~crossed & (number < density * 4 / 3 * math.pi * reach**3 / mass)  # no particle is farther out
+    found = np.where(alone, number, found)
+    return np.where(found > _FEWEST, found, 0).astype(float)

@@ -248,12 +248,13 @@ def _cores(x: np.ndarray, group: np.ndarray, centre: np.ndarray, number: np.ndar
     squared = np.zeros(len(number))
     d = x - centre[group]
     np.maximum.at(squared, group, np.einsum("ij,ij->i", d, d))
+    smallest = 1e-24 * squared  # particles may coincide
     while len(x):  # a sphere has particles of the one before
         d = x - centre[group]
         inside = np.einsum("ij,ij->i", d, d) <= squared[group]
         x, group = x[inside], group[inside]
         count = np.bincount(group, minlength=len(number))
-        more = (count >= few) & (squared > 0)
+        more = (count >= few) & (squared > smallest)
         for axis in range(3):
             sums = np.bincount(group, x[:, axis], len(number))
             centre[more, axis] = sums[more] / count[more]

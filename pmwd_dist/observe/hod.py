@@ -24,6 +24,7 @@ from pmwd_dist.pm.noise import check_key
 
 _G = 4.30092e-9  # gravitational constant [(km/s)^2 Mpc / Msun]
 # Concentrations A (M / 2e12 Msun/h)^B (1 + z)^C of Duffy et al. (2008), table 1, all halos.
+_MOST_SATELLITES = 1e6
 _DUFFY = {"vir": (7.85, -0.081, -0.71), "200m": (10.14, -0.081, -1.01), "200c": (5.71, -0.084, -0.47)}
 _RADII = np.geomspace(1e-5, 1e5, 4000)  # nodes of the velocity dispersion [scale radius]
 
@@ -94,6 +95,8 @@ def halo_galaxies(
       >>> mocks = observe.halo_galaxies(halos, observe.HaloOccupation(log_m_min=12.5), cosmo, key=jax.random.key(1))
     """
     check_on_host("halo_galaxies", (occupation, cosmo, key))
+    if not isinstance(occupation, HaloOccupation):
+        raise ArgumentError("occupation", occupation, "must be a HaloOccupation", show_value=False)
     check_key(key)
     check_choice(definition, "definition", DEFINITIONS)
     if not isinstance(halos, HaloCatalogue) or f"halo_m{definition}" not in halos.columns:
@@ -104,8 +107,12 @@ def halo_galaxies(
         concentration = A * (np.maximum(mass, 1e8) / 2e12) ** B * a**-C
     check_number(concentration, "concentration", 0.1, 1e4, several=True)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
-    is_host = rng.random(len(mass)) < np.asarray(occupation.centrals(mass))
-    host = np.repeat(np.arange(len(mass)), rng.poisson(np.asarray(occupation.satellites(mass))))
+    centrals, satellites = (np.asarray(f(mass), float) for f in (occupation.centrals, occupation.satellites))
+    if not (np.isfinite(centrals).all() and (satellites <= _MOST_SATELLITES).all()):
+        constraint = f"must have finite numbers of galaxies, and at most {_MOST_SATELLITES:g} satellites in a halo"
+        raise ArgumentError("occupation", occupation, constraint)
+    is_host = rng.random(len(mass)) < centrals
+    host = np.repeat(np.arange(len(mass)), rng.poisson(satellites))
     c = np.broadcast_to(np.asarray(concentration, float), mass.shape)[host]
     radius = halos.columns[f"halo_r{definition}"][host]
     offset, dispersion = _nfw(c, rng)
@@ -133,7 +140,8 @@ def _nfw(c: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarra
     def mass(x: Any) -> Any:
         return np.log1p(x) - x / (1 + x)
 
-    x = -1 / lambertw(-np.exp(-rng.random(len(c)) * mass(c) - 1)).real - 1
+    share = np.maximum(rng.random(len(c)), 1e-12)  # of the mass; at 0 the logarithm of a place would be infinite
+    x = -1 / lambertw(-np.exp(-share * mass(c) - 1)).real - 1
     axis = rng.normal(size=(len(c), 3))
     offset = axis * (x / c / np.linalg.norm(axis, axis=-1))[:, None]
     pressure = mass(_RADII) / (_RADII * (1 + _RADII)) ** 2

@@ -46,7 +46,7 @@ def mass_function(halos: HaloCatalogue, edges: Any = None, *, definition: str = 
       definition: definition of the mass, "fof", "vir", "200m" or "200c".
 
     Raises:
-      ValueError: the halos have no such masses, or the edges don't ascend.
+      ValueError: the halos have no such masses, or the edges don't ascend from above 0.
 
     Examples:
       >>> found = observe.mass_function(observe.friends_of_friends(solution.particles, cosmo, config))
@@ -60,7 +60,10 @@ def mass_function(halos: HaloCatalogue, edges: Any = None, *, definition: str = 
     if edges is None:
         logs = np.floor(_PER_DECADE * np.log10(mass[mass > 0])) if mass.any() else np.array([12.0 * _PER_DECADE])
         edges = 10 ** (np.arange(logs.min(), logs.max() + 2) / _PER_DECADE)
+        edges[0] = min(edges[0], mass[mass > 0].min(initial=edges[0]))  # the logarithm may round up
     ends = np.asarray(check_ascending(edges, "edges"))
+    if ends[0] <= 0:
+        raise ArgumentError("edges", ends[0], "must be positive masses [Msun/h]")
     number = np.histogram(mass, ends)[0].astype(float)
     volume = np.prod(halos.about["box_size [Mpc/h]"]) * np.diff(np.log(ends))
     return MassFunction(np.sqrt(ends[1:] * ends[:-1]), number / volume, np.sqrt(number) / volume, number)
@@ -69,7 +72,7 @@ def mass_function(halos: HaloCatalogue, edges: Any = None, *, definition: str = 
 def tinker_mass_function(
     mass: Any, power: Callable[[Any], Any], cosmo: Cosmology | GrowthTable, a: float
 ) -> Float[np.ndarray, " masses"]:
-    """Mass function dn/dlnM of Tinker et al. (2008) for "200m", in a universe of linear power P(k) [(h/Mpc)^3].
+    """Mass function dn/dlnM of Tinker et al. (2008) for "200m" [(h/Mpc)^3], in a universe of linear power P(k).
 
     dn/dlnM = f(sigma) rho / M dln(1/sigma)/dlnM with f = A ((sigma / b)^-alpha + 1) exp(-c / sigma^2), their equations
     2 to 8 and the parameters of their table 2, measured at z <= 2.5. Density and power are those of cold matter.

@@ -115,6 +115,24 @@ def test_halos_on_every_division(clustered: pmd.Particles, decomposition: pmd.De
         np.testing.assert_array_equal(halos.columns[name], values)
 
 
+def test_cores_are_where_particles_are_dense() -> None:
+    """Of a dense blob with a long tail; and of particles that coincide but for one."""
+    config, rng = (
+        configure(pmd.Decomposition((1, 1)), box_size=(8.0, 8.0, 4.0), mesh_shape=(8, 8, 4)),
+        np.random.default_rng(0),
+    )
+    points = problems.lattice((8, 8, 4), config.box_size).reshape(-1, 3)
+    points[:60] = rng.normal((2.5, 2.5, 1.5), 0.02, (60, 3))
+    points[60:100, :] = (2.5, 2.5, 1.5) + np.linspace(0.05, 2, 40)[:, None] * [1, 0, 0]
+    (halos,) = [halos_of(at(points, config), config)]
+    assert len(halos) == 1 and halos.number[0] >= 100
+    assert np.linalg.norm(halos.core[0] - [2.5, 2.5, 1.5]) < 0.05
+    assert halos.position[0, 0] > 2.8
+    points[:100] = (2.5, 2.5, 1.5)
+    points[0, 0] += 0.125
+    np.testing.assert_allclose(halos_of(at(points, config), config).core[0], (2.5, 2.5, 1.5), atol=1e-6)
+
+
 def test_groups_across_borders(decomposition: pmd.Decomposition) -> None:
     points, sides = problems.friends_on_borders()
     config = configure(decomposition, box_size=tuple(sides), mesh_shape=(8, 8, 4))

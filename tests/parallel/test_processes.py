@@ -136,8 +136,17 @@ def simulate(decomposition: pmd.Decomposition) -> tuple[np.ndarray, np.ndarray]:
 
 
 def find_halos(decomposition: pmd.Decomposition) -> dict[str, np.ndarray]:
-    """Columns of the halos of points on borders, with masses."""
+    """Columns of the halos of points on borders, and of a clump beside a process without any, with masses."""
     points, sides = problems.friends_on_borders()
+    clump = problems.lattice((8, 8, 4), sides).reshape(-1, 3)
+    clump[:100] = np.random.default_rng(0).normal((6.1, 2.1, 1.1), 0.03, (100, 3))
+    columns = halos_at(points, sides, decomposition)
+    of_clump = halos_at(clump, sides, decomposition)
+    assert (of_clump["halo_m200m"] > 0).all() and len(of_clump["halo_m200m"]) == 1
+    return columns | {f"clump {name}": values for name, values in of_clump.items()}
+
+
+def halos_at(points: np.ndarray, sides: np.ndarray, decomposition: pmd.Decomposition) -> dict[str, np.ndarray]:
     config = pmd.Config(tuple(sides), (8, 8, 4), halo=4, decomposition=decomposition)
     disp = points.reshape(8, 8, 4, 3) - problems.lattice((8, 8, 4), sides)
     fields = (distributed.to_devices(x, decomposition.sharding) for x in (disp, disp / 100))

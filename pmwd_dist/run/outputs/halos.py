@@ -65,7 +65,7 @@ class Halos(TableOutput):
         return count * _HALO * math.prod(simulation.config.particle_shape) // self.min_particles
 
     def memory(self, config: Config) -> int:
-        """Memory of the particles on CPUs; beside GPUs it is another memory."""
+        """Memory of the particles on CPUs; of GPUs only what several processes send is used."""
         if config.decomposition.platform != "cpu":
             return 0
         return _PARTICLE * math.prod(config.particle_shape) // config.decomposition.size
