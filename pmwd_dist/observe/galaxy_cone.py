@@ -23,7 +23,7 @@ from pmwd_dist.cosmology.distance import transverse_distance
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe import shells
-from pmwd_dist.observe.catalogue import Catalogue, about_simulation, check_negative
+from pmwd_dist.observe.catalogue import MOST_GALAXIES, Catalogue, about_simulation, check_negative
 from pmwd_dist.observe.crossing import Path, path
 from pmwd_dist.observe.deposit import split
 from pmwd_dist.observe.healpix import nearest_pixel, pixel_centres
@@ -46,7 +46,7 @@ from pmwd_dist.pm.time_steps import step_times
 Weights = Array | np.ndarray | Callable[[float], Array]
 
 _FASTEST = 0.015  # bound of peculiar velocities [c]
-_MOST_GALAXIES, _MOST_AT_PARTICLE = 1e9, 50.0
+_MOST_AT_PARTICLE = 50.0  # mean number, whose probability of none single precision still holds
 _COLUMNS = 9  # of the rows of galaxies: image, site along x, y and z, number, displacement, velocity
 _COARSE = 8  # nside of a map in which images of the box are looked for
 
@@ -87,7 +87,8 @@ def galaxy_light_cone(
 
     Returns:
       Columns `RA`, `DEC` [deg], `Z`, the observed redshift (1 + Z_COSMO) (1 + v/c) - 1 with the peculiar velocity v
-      along the line of sight, `Z_COSMO`, `WEIGHT` and `NZ`, the number density at Z [(h/Mpc)^3], in double precision.
+      along the line of sight, `Z_COSMO`, `WEIGHT` and `NZ`, the number density at Z
+      without its error [(h/Mpc)^3], in double precision.
 
     Raises:
       ValueError: the survey reaches beyond the simulation or expects no galaxies, negative weights hold more than 2 %
@@ -182,7 +183,7 @@ class Passage:
         check_survey(survey)
         check_key(key)
         self.survey, self.table, self.config, self.key = survey, table, config, key
-        self.rows, self.lost = np.zeros((0, _COLUMNS)), False
+        self.rows = np.zeros((0, _COLUMNS))
         low, high = check_range(survey, table, config)
         times = np.asarray(times, float)
         self.distances = distances_at(1 / times - 1, table)
@@ -200,9 +201,11 @@ class Passage:
         else:
             self.weights, nodes, norms = _at_nodes(weights, (low, high), table, config)
         volume = survey.completeness * math.prod(config.box_size) / math.prod(config.particle_shape)
-        if (most := survey.n_z[1].max() * volume) > _MOST_AT_PARTICLE:
-            constraint = f"has up to {most:.3g} galaxies for each particle, more than {_MOST_AT_PARTICLE:g}"
-            raise ArgumentError("survey.n_z", None, constraint, "use more particles", show_value=False)
+        largest = (float(jnp.max(field)) / norm for field, norm in zip(self.weights, norms, strict=False))
+        if (most := survey.n_z[1].max() * volume * max(largest, default=1)) > _MOST_AT_PARTICLE:
+            constraint = f"has up to {most:.3g} galaxies at a particle, more than {_MOST_AT_PARTICLE:g}"
+            remedy = "use more particles, or more equal weights"
+            raise ArgumentError("survey.n_z", None, constraint, remedy, show_value=False)
         shown = np.flatnonzero(_in_footprint(self.images, self.cone, survey))
         words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
         dtype = jnp.result_type(float)
@@ -224,29 +227,28 @@ class Passage:
         return bool(self.distances[done] >= near and self.distances[done + 1] <= far)
 
     def add(self, before: MidStep, after: MidStep, schedule: StepSchedule, done: int, config: Config) -> None:
-        """Add the galaxies of the step after a number of steps, from the states before and after it. Collective."""
+        """Add the galaxies of the step after a number of steps, from the states before and after it. Collective.
+
+        Raises:
+          SimulationError: displacements are too large for the repetitions of the box.
+        """
         if not self.sees(done):
             return
         while True:
             times = schedule.times[done], schedule.times[done + 1]
             rows, lost = _galaxies((before, after), times, schedule.table, self.weights, self.means, config, self.room)
             most, lost = (int(x) for x in np.asarray(lost))
-            self.lost |= bool(lost)
+            if lost:
+                raise SimulationError("a displacement exceeds 100 Mpc/h, or is not finite; use a smaller sigma8")
             if most <= self.room:
                 break
             self.room = 2 << math.ceil(math.log2(most))
-        own = [np.asarray(shard.data, float) for shard in rows.addressable_shards if not shard.replica_id]
-        found = distributed.all_rows(np.concatenate([x[x[:, 4] > 0] for x in own]))
+        own = [np.asarray(shard.data) for shard in rows.addressable_shards if not shard.replica_id]
+        found = distributed.all_rows(np.concatenate([x[x[:, 4] > 0] for x in own]).astype(float))
         self.rows = np.concatenate([self.rows, found])
 
     def catalogue(self) -> Catalogue:
-        """The catalogue of the galaxies so far, ordered by repetitions of the box and by lattice sites.
-
-        Raises:
-          SimulationError: displacements are too large for the repetitions of the box.
-        """
-        if self.lost:
-            raise SimulationError("a displacement exceeds 100 Mpc/h, or is not finite; use a smaller sigma8")
+        """The catalogue of the galaxies so far, ordered by repetitions of the box and by lattice sites."""
         config, survey, shape = self.config, self.survey, self.config.particle_shape
         rows = self.rows[np.lexsort(self.rows[:, 3::-1].T)]
         image, number = rows[:, [0, 4]].astype(np.int64).T
@@ -270,8 +272,8 @@ def check_range(survey: Survey, table: GrowthTable, config: Config) -> tuple[flo
         remedy = "use an earlier a_start or a later a_stop, or other redshifts"
         raise ArgumentError("survey.n_z", None, f"{constraint}{first:.4g}", remedy, show_value=False)
     number = survey.number(table)
-    if not 1 <= number <= _MOST_GALAXIES:
-        constraint = f"expects {number:.3g} galaxies, and must expect 1 to {_MOST_GALAXIES:g}"
+    if not 1 <= number <= MOST_GALAXIES:
+        constraint = f"expects {number:.3g} galaxies, and must expect 1 to {MOST_GALAXIES:g}"
         raise ArgumentError("survey.n_z", None, constraint, "the densities are per (Mpc/h)^3", show_value=False)
     return low, high
 
@@ -364,7 +366,8 @@ def _rows(
             weight = sum(share * field for share, field in zip(shares, weights, strict=True))
             mean = mean * jnp.maximum(weight, 0) / norm
         place = jnp.stack(jnp.meshgrid(*map(jnp.arange, shape), indexing="ij"), -1) + first[None, None, None]
-        found = _poisson(jnp.where(here.passed, mean, 0), _random(means.bits, place, number))
+        # No direction is known at the observer.
+        found = _poisson(jnp.where(here.passed & (here.distance > 0), mean, 0), _random(means.bits, place, number))
         values = [number + 0 * found, *jnp.moveaxis(place, -1, 0), found]
         new = jnp.stack([*(v.astype(dtype) for v in values), *jnp.moveaxis(here.disp, -1, 0), here.velocity], -1)
         some = found.ravel() > 0

@@ -23,7 +23,6 @@ from pmwd_dist.observe.passage import blocks_of, distance_at, images_of, passing
 from pmwd_dist.parallel.inputs import whole_number
 
 Assignment = Literal["bilinear", "nearest"]
-_BLOCKS = 4  # largest number of blocks per axis of the local lattice: shells are thinner than boxes
 
 
 @dataclass(frozen=True, init=False)

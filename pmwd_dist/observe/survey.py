@@ -207,8 +207,11 @@ def survey_selection(
       config: configuration of the simulation.
       observer: position of the observer in the box [Mpc/h]; default: the centre.
 
+    Returns:
+      Selection from 0 to 1.
+
     Raises:
-      ValueError: an argument is out of its range, or the survey sees no cell of the mesh.
+      ValueError: an argument is out of its range, the cosmology is curved, or the survey sees no cell of the mesh.
 
     Examples:
       >>> selection = observe.survey_selection(survey, cosmo, config)
@@ -221,15 +224,18 @@ def survey_selection(
     x = np.stack(np.meshgrid(*axes, indexing="ij"), -1)
     distance = np.linalg.norm(x, axis=-1)
     table = growth_table_to(2, cosmo)
+    if float(table.cosmo.Omega_k) != 0:
+        constraint = f"has Omega_k = {float(table.cosmo.Omega_k):g}, and cells of the box are those of a flat space"
+        raise ArgumentError("cosmo", cosmo, constraint, "use a flat fiducial cosmology", show_value=False)
     distances, redshifts = redshift_table(table, 1 / config.a_start - 1)
-    selection = survey.density(np.interp(distance, distances, redshifts)) / (survey.completeness * survey.n_z[1].max())
+    z = np.interp(distance, distances, redshifts, right=math.inf)  # beyond the first redshift of the simulation
+    selection = survey.density(z) / (survey.completeness * survey.n_z[1].max())
     if survey.mask is not None:
         direction = np.where(distance[..., None] > 0, x, 1)
         selection *= survey.mask[np.asarray(nearest_pixel(math.isqrt(len(survey.mask) // 12), direction))]
     if not selection.any():
-        constraint = "sees no cell of the mesh, whose farthest one is at z = "
-        z = np.interp(distance.max(), distances, redshifts)
-        raise ArgumentError("survey", survey, f"{constraint}{z:.3g}", "use a larger box", show_value=False)
+        constraint = f"sees no cell of the mesh, whose farthest one is at z = {z.max():.3g}"
+        raise ArgumentError("survey", survey, constraint, "use a larger box", show_value=False)
     return to_devices(selection.astype(jnp.result_type(float)), config.decomposition.sharding)
 
 
@@ -249,7 +255,7 @@ def random_catalogue(survey: Survey, cosmo: Cosmology | GrowthTable, *, key: Arr
       number: number of points.
 
     Returns:
-      Columns `RA`, `DEC` [deg], `Z`, `WEIGHT`, which is 1, and `NZ`, the number density of the galaxies at Z
+      Columns `RA`, `DEC` [deg], `Z`, `WEIGHT`, which is 1, and `NZ`, the number density at Z without its error
       [(h/Mpc)^3].
 
     Raises:

@@ -14,7 +14,7 @@ import problems
 import pytest
 
 import pmwd_dist as pmd
-from pmwd_dist.observe import Survey
+from pmwd_dist.observe import Survey, galaxy_cone
 from pmwd_dist.observe.healpix import nearest_pixel, pixel_centres
 from pmwd_dist.observe.survey import sky
 
@@ -23,7 +23,7 @@ TABLE = pmd.growth_table(COSMO)
 HEALPY = np.load(Path(__file__).parent / "healpy_pixels.npz")  # made by make_healpy_pixels.py
 KEY = jax.random.key(3)
 LIGHT = 299792.458  # km/s
-NORTH = np.where(pixel_centres(4)[:, 2] > 0.01, 0.5, 0.0)
+NORTH = np.where(pixel_centres(4)[:, 2] > 0.01, np.where(pixel_centres(4)[:, 0] > 0, 0.8, 0.3), 0.0)
 
 
 def configure(decomposition: Any = (1, 1), **changes: Any) -> pmd.Config:
@@ -58,7 +58,7 @@ def on_axes(momentum: tuple[float, float, float], **options: Any) -> dict[str, n
     config = configure(mesh_shape=4, steps=8)
     weights = np.zeros((4, 4, 4))
     weights[3, 2, 2] = weights[2, 3, 2] = weights[2, 2, 3] = 1
-    survey = Survey(([redshift(15), redshift(40)], [1e-3, 1e-3]), **options)
+    survey = Survey(([redshift(15), redshift(40)], [1e-4, 1e-4]), **options)
     given: Any = {"key": KEY, "weights": weights}
     return pmd.observe.galaxy_light_cone(at_rest(config, momentum), COSMO, config, survey, **given).columns
 
@@ -79,8 +79,8 @@ def test_one_galaxy_on_each_axis_is_where_astropy_and_healpy_have_it() -> None:
     vectors, pixels = HEALPY["vectors_64"], HEALPY["nearest_64"]
     assert np.mean(np.asarray(nearest_pixel(64, directions(sky(vectors)))) == pixels) > 0.99  # some lie on edges
     np.testing.assert_allclose(nearest_pixel(4, pixel_centres(4)), np.arange(192))
-    only = np.zeros(192)
-    only[int(nearest_pixel(4, np.array([0.0, 1.0, 0.0])))] = 1
+    only = np.zeros(12)
+    only[int(nearest_pixel(1, np.array([0.0, 1.0, 0.0])))] = 1
     np.testing.assert_allclose(on_axes((0.0, 0.0, 0.0), mask=only)["RA"], 90)
 
 
@@ -120,7 +120,7 @@ def test_numbers_follow_n_of_z_and_mask() -> None:
         direction = directions(columns)
         pixels = np.bincount(np.asarray(nearest_pixel(4, direction)), minlength=192)
         assert (pixels[NORTH == 0] == 0).all()
-        assert chi2(pixels[NORTH > 0], np.full(np.sum(NORTH > 0), len(found) / np.sum(NORTH > 0))) < 6
+        assert chi2(pixels[NORTH > 0], len(found) * NORTH[NORTH > 0] / NORTH.sum()) < 6
         np.testing.assert_allclose(columns["NZ"], survey.density(columns["Z"]), rtol=1e-6)
         distance = np.asarray(pmd.comoving_distance(1 / (1 + columns["Z"]), TABLE))
         place = (distance[:, None] * direction + np.asarray(observer)) / config.box_size % 1
@@ -149,16 +149,37 @@ def test_catalogues_do_not_depend_on_the_division(tmp_path: Path) -> None:
         for name, values in found[0].columns.items():
             np.testing.assert_allclose(other.columns[name], values, rtol=0, atol=1e-7, err_msg=name)
     first = found[0].columns
-    assert len(found[0]) > 1000
     np.testing.assert_allclose(first["WEIGHT"], 2)
-    shift = (first["Z"] - first["Z_COSMO"]) / (1 + first["Z_COSMO"])
-    assert 0.001 < np.std(shift) < 0.0025  # errors and velocities
+    complete = Survey(survey.n_z)  # the same galaxies without losses and errors
+    everyone = pmd.observe.galaxy_light_cone(clustered(config), COSMO, config, complete, **options)
+    assert abs(len(found[0]) - len(everyone) / 2) < 2.5 * math.sqrt(len(everyone))
+    whole = everyone.columns
+    errors, velocities = (np.std((x["Z"] - x["Z_COSMO"]) / (1 + x["Z_COSMO"])) for x in (first, whole))
+    assert errors == pytest.approx(math.hypot(1e-3, velocities), rel=0.03)
     found[0].save(path := tmp_path / "galaxies.hdf5")
     with h5py.File(path) as file:
         units = {name: data.attrs["unit"] for name, data in file.items()}
         assert units == {"RA": "deg", "DEC": "deg", "Z": "", "Z_COSMO": "", "WEIGHT": "", "NZ": "(h/Mpc)^3"}
         np.testing.assert_array_equal(file["DEC"][:], first["DEC"])
         assert file.attrs["observer [Mpc/h]"].tolist() == [50, 50, 50]
+
+
+def test_numbers_at_particles_are_those_of_poisson() -> None:
+    """Mean and variance in single precision, up to the largest mean; and a particle where the observer is."""
+    u = jnp.asarray(np.random.default_rng(0).random(4000), jnp.float32)
+    for mean in (0.1, 3.0, 50.0):
+        found = np.asarray(galaxy_cone._poisson(jnp.full(4000, mean, jnp.float32), u))
+        assert abs(found.mean() - mean) < 4 * math.sqrt(mean / 4000)
+        assert abs(found.var() / mean - 1) < 4 * math.sqrt((2 + 1 / mean) / 4000)
+    config = configure(mesh_shape=16)
+    survey = Survey(([0.0, 0.01], [5e-3, 5e-3]))
+    found = pmd.observe.galaxy_light_cone(at_rest(config), COSMO, config, survey, key=KEY, observer=(50.0, 50.0, 50.0))
+    number = survey.number(TABLE)
+    assert abs(len(found) - number) < 5 * math.sqrt(number) + 5e-3 * (100 / 16) ** 3
+    plane = jnp.zeros((16, 16, 16)).at[0].set(1.0)
+    dense = Survey(([0.0, 0.01], [5 / (100 / 16) ** 3] * 2))
+    with pytest.raises(ValueError, match="has up to 80 galaxies at a particle, more than 50; use more particles, or"):
+        pmd.observe.galaxy_light_cone(at_rest(config), COSMO, config, dense, key=KEY, weights=plane)
 
 
 def test_weights_evolve_with_the_growth_factor() -> None:
@@ -190,8 +211,8 @@ def test_bad_surveys_are_refused_before_any_work() -> None:
         "n_z has no galaxies: all densities are 0": {"n_z": (z, [0.0, 0.0])},
         r"mask.shape=\(100,\) must be a HEALPix map of 12 nside\^2 pixels": {"mask": np.ones(100)},
         "mask holds 104 values that are not finite, or UNSEEN of HEALPix; set them to 0": {"mask": unseen},
-        "mask=2.0 must not exceed 1": {"mask": 4 * NORTH},
-        "mask=-0.5 must not be negative": {"mask": -NORTH},
+        "mask=3.2 must not exceed 1": {"mask": 4 * NORTH},
+        "mask=-0.8 must not be negative": {"mask": -NORTH},
         "mask has no galaxies: it is 0 in every pixel": {"mask": 0 * NORTH},
         "completeness=0 must be a finite number from 1e-09 to 1": {"completeness": 0},
         "redshift_error=-1 must be a finite number from 0 to 1": {"redshift_error": -1},
@@ -206,7 +227,7 @@ def test_bad_surveys_are_refused_before_any_work() -> None:
             "survey": Survey(([0.02, 3.0], n))
         },
         "survey.n_z expects .* galaxies, and must expect 1 to": {"survey": Survey((z, [1e-12, 1e-12]))},
-        "survey.n_z has up to 1.95e.06 galaxies for each particle, more than 50; use more particles": {
+        "survey.n_z has up to 1.95e.06 galaxies at a particle, more than 50; use more particles": {
             "survey": Survey(([0.02, 0.0201], [1e3, 1e3]))
         },
         "survey is a tuple and must be a Survey": {"survey": (z, n)},

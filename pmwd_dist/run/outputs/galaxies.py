@@ -136,6 +136,9 @@ class Galaxies(TableOutput):
             yield "observe.galaxies.catalogue: needs observe.galaxies.number_density; for example 0.001"
         if self.light_cone != (self.n_z is not None):
             yield "observe.galaxies.n_z: is needed on a light cone, light_cone = true, and has no effect without it"
+        for key in ("sky", "completeness", "redshift_error", "observer"):
+            if not self.light_cone and getattr(self, key) != type(self).model_fields[key].default:
+                yield f"observe.galaxies.{key}: has no effect without light_cone = true; leave it out"
         volume = math.prod(box.size)
         limits = [(volume / math.prod(box.mesh), MOST_IN_A_CELL, "a cell")]
         limits += [(volume, MOST_GALAXIES, "in the catalogue")] if self.catalogue else []
