@@ -14,7 +14,7 @@ from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY
 from pmwd_dist.io.snapshot.header import SnapshotHeader, read_header, snapshot_files, units_note
 from pmwd_dist.io.snapshot.particles import ORDER, POSITIONS, VELOCITIES, check_arrays, chunks
 from pmwd_dist.observe.halo_masses import with_masses
-from pmwd_dist.observe.halos import PARTICLE_MASS, Rows, catalogue_of, find_groups, make_rows, wrapped
+from pmwd_dist.observe.halos import PARTICLE_MASS, Rows, catalogue_of, find_groups, joined, make_rows, wrapped
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.decomposition import default_decomposition
 from pmwd_dist.parallel.exchange import Places
@@ -82,4 +82,4 @@ def _rows(files: list[Path], header: SnapshotHeader) -> Rows:
     for i, (sites, x, u) in enumerate(chunks(files, header, _DARK, (ORDER, POSITIONS, VELOCITIES))):
         if i % jax.process_count() == jax.process_index():
             parts.append(make_rows(sites, wrapped(x, sides), u))
-    return np.concatenate(parts)
+    return joined(parts)

@@ -14,7 +14,7 @@ from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY, Cosmology
 from pmwd_dist.observe.halos import DEFINITIONS, PARTICLE_MASS, HaloCatalogue, Rows, particle_rows
 from pmwd_dist.parallel import distributed
-from pmwd_dist.parallel.exchange import Places, send_rows
+from pmwd_dist.parallel.exchange import Places
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import check_on_host
 from pmwd_dist.pm.particles import Particles
@@ -77,7 +77,7 @@ def with_masses(halos: HaloCatalogue, rows: Rows, places: Places, Omega_m: float
     reach = _REACH * _radius(halos.mass, densities["200m"])
     farthest = min(reach.max(initial=0), 0.499 * min(places.sides))
     if jax.process_count() > 1:
-        rows = send_rows(rows, places.near(rows["x"], farthest))
+        rows = rows.send(places.near(rows.x, farthest))
     own, limits = np.flatnonzero(places.owner(halos.core) == jax.process_index()), np.minimum(reach, farthest)
     table_rows = [
         np.column_stack([part, *(_numbers(spheres, limits[part], mass, rho) for rho in densities.values())])
@@ -107,7 +107,7 @@ def _spheres(halos: HaloCatalogue, own: np.ndarray, rows: Rows, places: Places, 
     """Numbers of some halos at a time, and the particles around them."""
     from scipy.spatial import KDTree
 
-    points, core = rows["x"].astype(float), halos.core
+    points, core = rows.x.astype(float), halos.core
     tree = KDTree(points, boxsize=places.sides, balanced_tree=False, compact_nodes=False) if len(points) else None
     ends = np.cumsum(tree.query_ball_point(core[own], reach[own], return_length=True)) if tree and len(own) else own
     for part in np.split(own, np.flatnonzero(np.diff(ends // _AT_ONCE)) + 1):

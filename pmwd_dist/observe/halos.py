@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
 from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
@@ -25,11 +25,33 @@ from pmwd_dist.parallel.inputs import check_on_host
 from pmwd_dist.pm import inputs
 from pmwd_dist.pm.particles import Particles
 
-Rows = NDArray[np.void]
 PARTICLE_MASS = "particle_mass [Msun/h]"
 DEFINITIONS = ("vir", "200m", "200c")  # of spherical overdensity masses
 _FEW = 10  # particles, or this part of a halo, in the last sphere around its core
 _SHRINKING = 0.9  # ratio of the radii of two spheres
+_AT_ONCE = 1 << 20  # particles of groups that a thread takes
+
+
+class Rows(NamedTuple):
+    """Particles: their numbers and those of their groups, positions [Mpc/h] and peculiar velocities [km/s]."""
+
+    site: np.ndarray
+    x: np.ndarray
+    u: np.ndarray
+    group: np.ndarray
+
+    def of(self, some: np.ndarray) -> Rows:
+        """Rows of some indices, or of a mask; several times as fast as by brackets."""
+        return Rows(*(np.compress(some, x, 0) if some.dtype == bool else np.take(x, some, 0) for x in self))
+
+    def send(self, wanted: np.ndarray) -> Rows:
+        """Rows that all processes have for this one: see `send_rows`. Collective."""
+        kinds: Any = [(name, x.dtype, x.shape[1:]) for name, x in zip(self._fields, self, strict=True)]
+        rows: Any = np.empty(len(self.site), np.dtype(kinds))
+        for name, x in zip(self._fields, self, strict=True):
+            rows[name] = x
+        rows = send_rows(rows, wanted)
+        return Rows(*(rows[name] for name in self._fields))
 
 
 @dataclass(frozen=True)
@@ -151,15 +173,17 @@ def particle_rows(particles: Particles, config: Config, a: Any = None) -> tuple[
             axes = [np.arange(n) + (s.start or 0) for s, n in zip(x.index, local.shape[:3], strict=False)]
             sites = np.ravel_multi_index(tuple(np.ix_(*axes)), config.particle_shape)
             parts.append(make_rows(sites.ravel(), local.reshape(-1, 3), np.asarray(u.data).reshape(-1, 3)))
-    return parts[0] if len(parts) == 1 else np.concatenate(parts), float(at)
+    return joined(parts), float(at)
 
 
-def make_rows(sites: np.ndarray, x: np.ndarray, u: np.ndarray) -> Rows:
-    """Rows of particles: number, number of the group, position [Mpc/h] and peculiar velocity [km/s]."""
-    kinds: Any = [("site", np.int64), ("group", np.int64), ("x", x.dtype, 3), ("u", np.float32, 3)]
-    rows: Any = np.empty(len(sites), np.dtype(kinds))
-    rows["site"], rows["x"], rows["u"] = sites, x, u
-    return rows
+def make_rows(site: np.ndarray, x: np.ndarray, u: np.ndarray) -> Rows:
+    """Rows of particles that are in no group yet."""
+    return Rows(site, x, np.asarray(u, np.float32), site)
+
+
+def joined(parts: list[Rows]) -> Rows:
+    """Rows of several parts."""
+    return parts[0] if len(parts) == 1 else Rows(*(np.concatenate(x) for x in zip(*parts, strict=True)))
 
 
 def find_groups(rows: Rows, places: Places, count: int, *, linking_length: float, min_particles: int) -> Rows:
@@ -174,54 +198,66 @@ def find_groups(rows: Rows, places: Places, count: int, *, linking_length: float
     if length >= min(places.sides) / 2:
         raise ArgumentError("linking_length", linking_length, "must be less than half of the box", "use more particles")
     alone = jax.process_count() == 1
-    rows = rows if alone else send_rows(rows, places.near(rows["x"], length))
-    if (np.diff(rows["site"]) < 0).any():
-        rows = rows[np.argsort(rows["site"])]
-    labels = group_labels(rows["x"], tuple(places.sides), length)
-    rows["group"], spanning = rows["site"][labels], np.zeros(len(rows), bool)
-    if not alone:
-        spanning = _join(rows, places.near(rows["x"], length).sum(0) > 1)
-        own = places.owner(rows["x"]) == jax.process_index()
-        rows, labels, spanning = rows[own], labels[own], spanning[own]
-    rows = rows[spanning | (np.bincount(labels)[labels] >= min_particles)]
-    if not alone:
-        rows = send_rows(rows, rows["group"] % jax.process_count() == np.arange(jax.process_count())[:, None])
-    rows = rows[np.lexsort((rows["site"], rows["group"]))]
-    _, group, number = _runs(rows["group"])
-    return rows[number[group] >= min_particles]
+    rows = rows if alone else rows.send(places.near(rows.x, length))
+    if (rows.site[1:] < rows.site[:-1]).any():
+        rows = rows.of(np.argsort(rows.site))
+    labels = group_labels(rows.x, tuple(places.sides), length)
+    rows = rows._replace(group=np.take(rows.site, labels))
+    if alone:
+        return rows.of(_members(labels, min_particles))
+    spanning = _join(rows, places.near(rows.x, length).sum(0) > 1)
+    own = places.owner(rows.x) == jax.process_index()
+    rows, labels, spanning = rows.of(own), labels[own], spanning[own]
+    rows = rows.of(spanning | (np.bincount(labels)[labels] >= min_particles))
+    rows = rows.send(rows.group % jax.process_count() == np.arange(jax.process_count())[:, None])
+    rows = rows.of(np.lexsort((rows.site, rows.group)))
+    number = np.diff(_starts(rows.group), append=len(rows.group))
+    return rows.of(np.repeat(number >= min_particles, number))
 
 
-def _runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """First places of runs of equal values, number of the run of each value, and lengths of the runs."""
-    starts = np.append(True, values[1:] != values[:-1])[: len(values)]
-    first, run = np.flatnonzero(starts), np.cumsum(starts) - 1
-    return first, run, np.diff(first, append=len(values))
+def _members(labels: np.ndarray, least: int) -> np.ndarray:
+    """Indices of the points in groups of at least this number, ascending by label and index."""
+    some = np.flatnonzero(np.take(np.bincount(labels), labels) >= least)
+    keys = np.take(labels, some).astype(np.int64) << 32 | some
+    keys.sort()  # several times as fast as an argument sort
+    return keys & 0xFFFFFFFF
+
+
+def _starts(values: np.ndarray) -> np.ndarray:
+    """First places of runs of equal values."""
+    return np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
 
 
 def _join(rows: Rows, shared: np.ndarray) -> np.ndarray:
     """Set the groups of rows, some of which are on several processes; whether they may span processes. Collective."""
-    pairs = np.stack([rows["group"], rows["site"]], axis=-1)[shared]
+    pairs = np.stack([rows.group, rows.site], axis=-1)[shared]
     numbers, places = np.unique(distributed.all_rows(pairs), return_inverse=True)
     least = numbers[components(len(numbers), places.reshape(-1, 2).T)]
-    at = np.minimum(np.searchsorted(numbers, rows["group"]), len(numbers) - 1)
-    spanning = numbers[at] == rows["group"] if len(numbers) else np.zeros(len(rows), bool)
-    rows["group"][spanning] = least[at[spanning]]
+    at = np.minimum(np.searchsorted(numbers, rows.group), len(numbers) - 1)
+    spanning = numbers[at] == rows.group if len(numbers) else np.zeros(len(rows.group), bool)
+    rows.group[spanning] = least[at[spanning]]
     return spanning
 
 
 def catalogue_of(rows: Rows, places: Places, about: dict[str, Any]) -> HaloCatalogue:
     """Catalogue of groups of `find_groups`, on every process. Collective."""
-    first, group, number = _runs(rows["group"])
-    ids, start, sides = rows["group"][first], rows["x"][first].astype(float), places.sides
-    x = rows["x"] - start[group]
-    x -= sides * np.rint(x / sides)  # from the first particle of the group
+    starts, sides = _starts(rows.group), places.sides
+    ends = np.append(starts, len(rows.group))
+    cuts = np.unique(np.searchsorted(ends, np.arange(0, ends[-1] + _AT_ONCE, _AT_ONCE)).clip(max=len(starts)))
 
-    def mean(values: np.ndarray) -> np.ndarray:
-        sums = [np.bincount(group, values[:, axis], len(ids)) for axis in range(3)]
-        return np.stack(sums, axis=-1) / number[:, None]
+    def table_of(low: int, high: int) -> np.ndarray:
+        own, first = slice(ends[low], ends[high]), starts[low:high] - ends[low]
+        number, start = np.diff(ends[low : high + 1]), rows.x[starts[low:high]].astype(float)
+        x = rows.x[own] - np.repeat(start, number, axis=0)
+        x -= sides * np.rint(x / sides)  # from the first particle of the group
+        centre, u = (np.add.reduceat(y, first, dtype=float) / number[:, None] for y in (x, rows.u[own]))
+        return np.column_stack(
+            [rows.group[starts[low:high]], number, start + centre, u, start + _cores(x, number, centre)]
+        )
 
-    centre = mean(x)
-    table = np.column_stack([ids, number, start + centre, mean(rows["u"]), start + _cores(x, group, centre, number)])
+    with ThreadPoolExecutor() as threads:
+        tables = list(threads.map(table_of, cuts[:-1], cuts[1:]))
+    table = np.concatenate([np.zeros((0, 11)), *tables])
     table = distributed.all_rows(table)
     table = table[np.lexsort((table[:, 0], -table[:, 1]))]
     names = ["halo_id", "halo_particles"]
@@ -242,22 +278,25 @@ def wrapped(x: np.ndarray, side: Any) -> np.ndarray:
     return np.where(x >= side, 0, x)
 
 
-def _cores(x: np.ndarray, group: np.ndarray, centre: np.ndarray, number: np.ndarray) -> np.ndarray:
-    """Centres of shrinking spheres, from those of mass, of groups with particles at x."""
-    centre, few = centre.copy(), np.maximum(number / _FEW, np.minimum(number, _FEW))
-    squared = np.zeros(len(number))
-    d = x - centre[group]
-    np.maximum.at(squared, group, np.einsum("ij,ij->i", d, d))
+def _cores(x: np.ndarray, number: np.ndarray, centre: np.ndarray) -> np.ndarray:
+    """Centres of shrinking spheres, from those of mass, of groups with numbers of particles at x."""
+    centre, who = centre.copy(), np.arange(len(number))
+    few = np.maximum(number / _FEW, np.minimum(number, _FEW))
+    squared = np.maximum.reduceat(_squares(x, centre, number), np.cumsum(number) - number)
     smallest = 1e-24 * squared  # particles may coincide
     while len(x):  # a sphere has particles of the one before
-        d = x - centre[group]
-        inside = np.einsum("ij,ij->i", d, d) <= squared[group]
-        x, group = x[inside], group[inside]
-        count = np.bincount(group, minlength=len(number))
+        inside = _squares(x, centre[who], number) <= np.repeat(squared, number)
+        count = np.add.reduceat(inside, np.cumsum(number) - number, dtype=np.int64)
         more = (count >= few) & (squared > smallest)
-        for axis in range(3):
-            sums = np.bincount(group, x[:, axis], len(number))
-            centre[more, axis] = sums[more] / count[more]
-        squared *= _SHRINKING**2
-        x, group = x[more[group]], group[more[group]]
+        x = np.compress(inside & np.repeat(more, number), x, axis=0)
+        who, few, smallest, number = who[more], few[more], smallest[more], count[more]
+        squared = squared[more] * _SHRINKING**2
+        if len(x):
+            centre[who] = np.add.reduceat(x, np.cumsum(number) - number) / number[:, None]
     return centre
+
+
+def _squares(x: np.ndarray, centre: np.ndarray, number: np.ndarray) -> np.ndarray:
+    """Squared distances of particles from the centres of their groups."""
+    d = x - np.repeat(centre, number, axis=0)
+    return np.einsum("ij,ij->i", d, d)

@@ -88,10 +88,14 @@ def test_groups_of_a_run_are_those_of_scipy(clustered: pmd.Particles, native: bo
     assert (np.bincount(component) >= 20).sum() > 5
 
 
-def test_halos_on_every_division(clustered: pmd.Particles, decomposition: pmd.Decomposition) -> None:
+def test_halos_on_every_division(
+    clustered: pmd.Particles, decomposition: pmd.Decomposition, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = configure(decomposition)
     divided = jax.device_put((clustered.disp, clustered.vel), decomposition.sharding)
-    halos = halos_of(pmd.Particles(*divided), config)
+    with monkeypatch.context() as changed:
+        changed.setattr("pmwd_dist.observe.halos._AT_ONCE", 50)  # groups of several threads
+        halos = halos_of(pmd.Particles(*divided), config)
     points, velocities = (np.asarray(x).reshape(-1, 3) for x in (clustered.positions(configure()), clustered.vel))
     labels = problems.friends_by_pairs(points, np.asarray(BOX), 0.2)
     ids, number = np.unique(labels, return_counts=True)

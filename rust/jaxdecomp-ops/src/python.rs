@@ -80,9 +80,16 @@ fn labels<'py, T: friends::Coordinate + Element>(
     sides: [f64; 3],
     length: f64,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let points: Vec<_> = coordinates.to_vec(py)?.chunks_exact(3).map(|x| [x[0], x[1], x[2]]).collect();
+    if !coordinates.is_c_contiguous() {
+        return Err(PyValueError::new_err("coordinates must be contiguous"));
+    }
+    let count = coordinates.item_count() / 3;
+    let first =
+        if count == 0 { NonNull::dangling() } else { NonNull::new(coordinates.buf_ptr().cast()).expect("a buffer") };
+    // SAFETY: the buffer is that many coordinates in a row, held by its exporter; the caller does not write to it.
+    let points: &[[T; 3]] = unsafe { core::slice::from_raw_parts(first.as_ptr(), count) };
     let threads = Threads(std::thread::available_parallelism().map_or(1, usize::from));
-    let found = py.detach(|| friends::friends(&points, sides, length, &threads)).map_err(PyValueError::new_err)?;
+    let found = py.detach(|| friends::friends(points, sides, length, &threads)).map_err(PyValueError::new_err)?;
     PyBytes::new_with(py, 4 * found.len(), |bytes| {
         bytes.chunks_exact_mut(4).zip(found).for_each(|(bytes, label)| bytes.copy_from_slice(&label.to_ne_bytes()));
         Ok(())
