@@ -25,7 +25,7 @@ from jaxtyping import Array, Float
 
 from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.derivatives import forward_derivatives
-from pmwd_dist.cosmology.collocation import solve_volterra
+from pmwd_dist.cosmology.collocation import matmul, solve_volterra
 from pmwd_dist.cosmology.expansion import Background, expansion, meszaros_excess
 from pmwd_dist.cosmology.radiation import fermi_dirac
 from pmwd_dist.cosmology.transfer import cubic
@@ -113,7 +113,7 @@ def _respond(universe: Background, Omega_cb: Array) -> Array:
     def contrasts(k: Array | None) -> tuple[Array, Array]:
         """delta_cb and its source Omega_nu delta_nu / Omega_cb; without neutrinos for k = None."""
         if k is None:
-            return kernel @ solve_volterra(-kernel, start, _SQUARINGS) + start, jnp.zeros_like(start)
+            return matmul(kernel, solve_volterra(-kernel, start, _SQUARINGS)) + start, jnp.zeros_like(start)
         free = _fermi_dirac_transform(k * _HUBBLE_LENGTH / jnp.sqrt(Omega_cb) * (path[:, None] - path[None]))
         streaming, density = (
             kernel * free,

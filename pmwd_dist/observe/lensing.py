@@ -19,6 +19,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import rows
 from pmwd_dist._jax.ops import vary, varying_names
 from pmwd_dist._jax.program import jit
+from pmwd_dist.cosmology.collocation import matmul
 from pmwd_dist.cosmology.distance import (
     HUBBLE_DISTANCE,
     comoving_distance,
@@ -92,7 +93,8 @@ def _weights(distance: Array, share: Array, table: GrowthTable, *, shells: Shell
     inside = jnp.where(distance < low[i] + length[i], jnp.maximum(distance - low[i], 0), 0)
     pieces = integrals(low, length, of_all)
     parts = integrals(low[i], inside, lambda x: share[:, None] * efficiency(x, distance[:, None]))
-    total = first @ pieces[0] + slope @ pieces[1] + first[:, i] @ parts[0] + slope[:, i] @ parts[1]
+    total = matmul(first, pieces[0]) + matmul(slope, pieces[1])
+    total += matmul(first[:, i], parts[0]) + matmul(slope[:, i], parts[1])
     return 1.5 * table.cosmo.Omega_cb / HUBBLE_DISTANCE**2 * total
 
 
