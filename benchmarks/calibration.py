@@ -1,8 +1,8 @@
 """Simulation-based calibration: ranks of the truth among posterior draws are uniform if all is right (1804.06788).
 
-    python -m benchmarks.calibration --mesh 16 --mocks 100 --gravity lpt --output ranks.npz
+    python -m benchmarks.calibration --mesh 16 --mocks 100 --gravity lpt --output ranks.json
     python -m benchmarks.calibration --survey counts --mesh 16 --mocks 100 --apart 4
-    python -m benchmarks.calibration --plot ranks_*.npz --figure docs/images/calibration.png
+    python -m benchmarks.calibration --plot ranks_*.json --figure docs/images/calibration.png
 
 Files of other seeds are joined with those of the same label.
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import tempfile
 import time
 from pathlib import Path
@@ -88,17 +89,23 @@ def sampled(model: infer.Model, options: argparse.Namespace, label: str) -> dict
         rows.append(row)
         print(f"mock {i}: {time.perf_counter() - began:.0f} s, {chain.gradients} gradients", flush=True)
         found = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-        arrays: dict[str, Any] = {"label": label, **found}
-        np.savez(options.output, **arrays)
+        write(options.output, label, found)
     return found
+
+
+def write(file: Path, label: str, found: dict[str, np.ndarray]) -> None:
+    """A file with the p-values, and the ranks and further numbers of each mock."""
+    p = {name: uniformity(found[name]) for name in names_of(found)}
+    rows = {name: values.tolist() for name, values in found.items()}
+    file.write_text(json.dumps({"label": label, "p": p, "mocks": rows}, indent=1), encoding="utf-8")
 
 
 def joined(files: list[str]) -> dict[str, dict[str, np.ndarray]]:
     """What the files of each label hold."""
     labels: dict[str, list[dict[str, np.ndarray]]] = {}
     for file in files:
-        arrays = dict(np.load(file))
-        labels.setdefault(str(arrays.pop("label")), []).append(arrays)
+        stored = json.loads(Path(file).read_text(encoding="utf-8"))
+        labels.setdefault(stored["label"], []).append(stored["mocks"])
     return {label: {name: np.concatenate([x[name] for x in several]) for name in several[0]}
             for label, several in labels.items()}  # fmt: skip
 
@@ -164,7 +171,7 @@ def main() -> None:
     parser.add_argument("--tune", type=int, default=1000)
     parser.add_argument("--apart", type=int, default=2, help="blocks of 20 steps, or of 5 trajectories, between draws")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=Path("ranks.npz"))
+    parser.add_argument("--output", type=Path, default=Path("ranks.json"))
     parser.add_argument("--by-sample", action="store_true", help="by infer.sample with its defaults")
     parser.add_argument("--share", default="0/1", help="of the mocks, with --by-sample")
     parser.add_argument("--chains", type=int, default=2, help="on each mock, with --by-sample")
@@ -188,15 +195,15 @@ def main() -> None:
     for method in options.methods.split(","):
         for target in targets if method == "mclmc" else targets[:1]:
             began = time.perf_counter()
-            mocks.tune(method, options.tune, target)
+            file = options.output.with_name(f"{options.output.stem}_{method}_{target:g}.json")
+            mocks.tune(method, options.tune, target, file.with_suffix(".state"))
             drawn = mocks.draw(DRAWS * options.apart)
             aim = f", target {target:g}" if method == "mclmc" else ""
             label, found = f"{what}, {options.mesh}³\n{method}{aim}", collected(mocks, drawn, options.apart)
             found["mock"] = options.seed * 10**4 + np.arange(options.mocks)
             report(label, found)
             print(f"  {time.perf_counter() - began:.0f} s, L and step {np.median(mocks.lengths(), axis=0)}", flush=True)
-            arrays: dict[str, Any] = {"label": label, **found}
-            np.savez(options.output.with_name(f"{options.output.stem}_{method}_{target:g}.npz"), **arrays)
+            write(file, label, found)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import pickle
 import time
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax_cosmo
 import numpy as np
 
 import pmwd_dist as pmd
@@ -21,6 +23,9 @@ from pmwd_dist.infer.tuning.loop import at_extremes, largest_curvatures, longest
 from pmwd_dist.infer.tuning.schedule import Schedule, block_length
 
 TRUTH = {"sigma8": 0.8159, "Omega_m": 0.3075, "b1": 0.8}
+PLANCK15: Any = SimpleNamespace(  # as jax_cosmo.Planck15()
+    Omega_c=0.2589, Omega_b=0.0486, Omega_k=0.0, h=0.6774, n_s=0.9667, sigma8=0.8159, w0=-1.0, wa=0.0
+)
 
 
 def galaxies(
@@ -51,11 +56,11 @@ def galaxies(
     )
     b1 = "b1"
     if gravity == "linear":
-        forward: Any = infer.LinearField(config, jax_cosmo.Planck15(), bias=b1, line_of_sight="z")
+        forward: Any = infer.LinearField(config, PLANCK15, bias=b1, line_of_sight="z")
     else:
         observable = infer.LagrangianGalaxies(b1=b1, line_of_sight="z")
         kind: Any = gravity
-        forward = infer.Simulation(config, jax_cosmo.Planck15(), gravity=kind, observable=observable)
+        forward = infer.Simulation(config, PLANCK15, gravity=kind, observable=observable)
     priors = {
         "sigma8": infer.Normal(0.8, sd, low=0.3),
         "Omega_m": infer.Normal(0.3, sd / 2, low=0.1, high=1.0),
@@ -96,12 +101,12 @@ def lensing(mesh: int, *, cell: float = 4.0, steps: int = 6) -> infer.Model:
     """
     one = pmd.Decomposition((1, 1), jax.devices()[:1])
     config = pmd.Config(cell * mesh, mesh, a_start=0.2, steps=steps, lpt_order=2, decomposition=one, halo=0)
-    far = float(pmd.comoving_distance(0.5, pmd.growth_table(jax_cosmo.Planck15())))
+    far = float(pmd.comoving_distance(0.5, pmd.growth_table(PLANCK15)))
     shells = math.ceil(far / (cell * mesh / 2))
     cone = pmd.observe.FlatSkyLightCone(config, np.linspace(0, far, shells + 1), shell_assignment="linear")
     offsets = np.random.default_rng(0).uniform(0, cell * mesh, (shells, 2))[np.arange(shells) // 2]
     view: Any = {"field": math.degrees(cell * mesh / far), "pixels": mesh, "offsets": offsets}
-    maps = infer.Convergence(config, jax_cosmo.Planck15(), cone, (0.5, 1.0), **view)
+    maps = infer.Convergence(config, PLANCK15, cone, (0.5, 1.0), **view)
     priors = {"sigma8": infer.Normal(0.8, 0.15, low=0.2), "Omega_m": infer.Normal(0.3, 0.05, low=0.1, high=0.9)}
     return infer.Model(config, maps, priors, infer.ShapeNoise(maps, 10.0))
 
@@ -128,12 +133,22 @@ class Mocks:
         self.adaptation = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), none)
         self.first = self.states, self.adaptation
 
-    def tune(self, method: Any, steps: int, energy_variance: float = ENERGY_VARIANCE) -> None:
-        """Begin again, and tune a sampler for each mock."""
+    def tune(
+        self, method: Any, steps: int, energy_variance: float = ENERGY_VARIANCE, checkpoint: Path | None = None
+    ) -> None:
+        """Begin again, or where a checkpoint ends, and tune a sampler for each mock.
+
+        The checkpoint is written on the way, as by `draw`.
+        """
         self.states, self.adaptation = self.first
         self.length = block_length(steps)
         self.schedule = Schedule(_of(self.states.position, 0), steps, method, energy_variance)
         self.tunings, self.blocks = [self.schedule.begin()] * self.count, 0
+        self.drawn, self.noise_sum = list[Any](), np.zeros(())
+        self.checkpoint, self.written = checkpoint, time.perf_counter()
+        self.origin = method, steps, energy_variance, jax.random.key_data(self.keys).tobytes()
+        if checkpoint is not None and checkpoint.exists():
+            self._restore(pickle.loads(checkpoint.read_bytes()))
         while not self.schedule.done(self.tunings[0]):
             if self.schedule.next(self.tunings[0]).reevaluates:
                 self.states = self._at(self.states.position, self.adaptation, 2 * 10**6)
@@ -143,27 +158,45 @@ class Mocks:
             self.states = _where(kept, moved, self.states)
             if self.schedule.last(self.tunings[0]).ends:
                 self._advance()
-            if self.blocks % 10 == 0:
-                step = np.median(self.lengths()[:, 1])
-                print(f"{self.blocks} blocks, step {step:.3g}, {np.sum(~kept)} undone", flush=True)
+            step = np.median(self.lengths()[:, 1])
+            self._keep(f"{self.blocks} of {len(self.schedule.blocks)} blocks, step {step:.3g}, {np.sum(~kept)} undone")
 
     def draw(self, blocks: int, seconds: float = math.inf) -> dict[str, np.ndarray]:
         """Numbers after each block, (blocks, mocks, chains); energies of all steps; the mean noise.
 
         Ends after so many blocks, or the first one that is done after so many seconds.
         """
-        drawn, energies, total, began = list[Any](), list[Any](), 0.0, time.perf_counter()
-        while len(drawn) < blocks and time.perf_counter() - began < seconds:
+        began = time.perf_counter()
+        while len(self.drawn) < blocks and time.perf_counter() - began < seconds:
             self.states, block = self._run()
             seen, noise = _look(self.states, self.data, self.adaptation, self.posterior)
-            drawn.append(jax.tree.map(np.asarray, seen))
-            energies.append(block.energy_change)
-            total = total + noise
-            if len(drawn) % 10 == 0:
-                print(f"{len(drawn)} of {blocks} blocks drawn, {time.perf_counter() - began:.0f} s", flush=True)
-        arrays = {name: np.stack([x[name] for x in drawn]) for name in drawn[0]}
-        energy = np.concatenate(energies, axis=-1)
-        return arrays | {"energy": energy, "noise mean": np.asarray(total) / len(drawn)}
+            self.drawn.append((jax.tree.map(np.asarray, seen), block.energy_change))
+            self.noise_sum = self.noise_sum + np.asarray(noise)
+            self._keep(f"{len(self.drawn)} of {blocks} blocks drawn")
+        rows, energies = zip(*self.drawn, strict=True)
+        arrays = {name: np.stack([x[name] for x in rows]) for name in rows[0]}
+        return arrays | {"energy": np.concatenate(energies, axis=-1), "noise mean": self.noise_sum / len(rows)}
+
+    def _keep(self, line: str) -> None:
+        """Print a line and write the checkpoint, 20 seconds after the last time."""
+        if time.perf_counter() - self.written < 20:
+            return
+        self.written = time.perf_counter()
+        print(f"{time.strftime('%X')} {line}", flush=True)
+        if self.checkpoint is not None:
+            arrays = self.states, self.adaptation, self.truth, self.data, self.true_noise
+            host = self.tunings, self.blocks, self.drawn, self.noise_sum
+            aside = self.checkpoint.with_suffix(".part")
+            aside.write_bytes(pickle.dumps((self.origin, jax.tree.map(np.asarray, arrays), host)))
+            aside.replace(self.checkpoint)
+
+    def _restore(self, stored: Any) -> None:
+        origin, arrays, (self.tunings, self.blocks, self.drawn, self.noise_sum) = stored
+        if origin != self.origin:
+            raise SystemExit(f"{self.checkpoint} is of other mocks or another tuning: delete it")
+        arrays = jax.tree.map(jnp.asarray, arrays)
+        self.states, self.adaptation, self.truth, self.data, self.true_noise = arrays
+        print(f"goes on after {self.blocks} blocks of {self.checkpoint}", flush=True)
 
     def lengths(self) -> np.ndarray:
         """L and step size of each mock."""

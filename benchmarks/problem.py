@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jax_cosmo
 from jaxtyping import Array, Float
 
 import pmwd_dist as pmd
@@ -22,8 +22,10 @@ CASES = ("forward", "gradient")
 FLOOR_BYTES = 116
 
 
-def cosmology() -> jax_cosmo.Cosmology:
+def cosmology() -> Any:
     """A new flat LCDM cosmology: jax_cosmo keeps traced tables on the object, so it must not be shared."""
+    import jax_cosmo  # the peers need its class; scripts without peers run without it
+
     return jax_cosmo.Cosmology(
         Omega_c=OMEGA_M - OMEGA_B, Omega_b=OMEGA_B, h=H, n_s=N_S, sigma8=SIGMA8, Omega_k=0.0, w0=-1.0, wa=0.0
     )
