@@ -49,5 +49,7 @@ from pmwd_dist.observe.survey import Survey as Survey
 from pmwd_dist.observe.survey import comoving_positions as comoving_positions
 from pmwd_dist.observe.survey import random_catalogue as random_catalogue
 from pmwd_dist.observe.survey import survey_selection as survey_selection
+from pmwd_dist.observe.velocity import momentum_field as momentum_field
+from pmwd_dist.observe.velocity import velocity_field as velocity_field
 
 __dir__, __all__ = _lazy_names(__name__)[1:]

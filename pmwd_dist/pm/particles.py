@@ -84,13 +84,17 @@ class Particles(eqx.Module):
         Raises:
           ValueError: the scale factor must be given, is none, or another one than the particles have.
         """
+        return self.vel * self.velocity_unit(a)
+
+    def velocity_unit(self, a: Any = None) -> Array:
+        """Peculiar velocity of a momentum of 1 Mpc/h [km/s], with the argument and errors of `velocities`."""
         at = self.origin.a if a is None else a
         if at is None:
             raise ArgumentError("a", a, "is not known for these particles", "pass their scale factor")
         check_number(at, "a", 1e-4, 10)
         if is_number(at) and self.origin.a is not None and abs(float(at) / self.origin.a - 1) > 1e-4:
             raise ArgumentError("a", a, f"is not the scale factor of the particles, {self.origin.a:.6g}")
-        return self.vel * (100 / jnp.asarray(at, self.vel.dtype))
+        return 100 / jnp.asarray(at, self.vel.dtype)
 
 
 class ExactParticles(eqx.Module):

@@ -22,13 +22,16 @@ _STICKS = 28  # along each side of a map
 
 
 @styled(outward=True)
-def density(field: Any, box_size: Any, *, thickness: float | None = None, axes: Any = None) -> Figure:
+def density(
+    field: Any, box_size: Any, *, thickness: float | None = None, velocity: Any = None, axes: Any = None
+) -> Figure:
     """Draw the density of a slice on a logarithmic scale, averaged along its thickness.
 
     Args:
       field: 1 + delta, averaged over the first planes along z, shape (nx, ny, nz); or such a mean, shape (nx, ny).
       box_size: side of the box, or its sides [Mpc/h], or a Config.
       thickness: thickness of the slice [Mpc/h]; default: a tenth of the box, at least a plane.
+      velocity: mean velocity of the slice along x and y, drawn as arrows, shape (2, nx, ny) [km/s].
       axes: axes; default: a new figure.
 
     Examples:
@@ -54,9 +57,22 @@ def density(field: Any, box_size: Any, *, thickness: float | None = None, axes: 
     ticks = _density_ticks(10**low, 10**high)
     bar.set_ticks([float(np.log10(t)) for t in ticks], labels=[f"{t:g}" for t in ticks])
     bar.set_label(r"density / mean,  $1 + \delta$")
+    if velocity is not None:
+        _draw_arrows(ax, np.asarray(velocity, float), (x, y))
     ax.set_xlabel(COMOVING[0])
     ax.set_ylabel(COMOVING[1])
     return figure_of(ax)
+
+
+def _draw_arrows(axes: Axes, velocity: np.ndarray, sides: tuple[float, float]) -> None:
+    some = [np.arange(n)[n // _STICKS // 2 :: max(1, n // _STICKS)] for n in velocity.shape[1:]]
+    u, v = velocity[:, some[0][:, None], some[1]]
+    places = [x * side / n for x, side, n in zip(some, sides, velocity.shape[1:], strict=True)]
+    typical = max(float(np.percentile(np.hypot(u, v), 95)), 1e-30)
+    style: Any = {"scale": typical * len(some[0]) / 1.6, "color": "white", "alpha": 0.75, "width": 2e-3}
+    speed = float(f"{typical:.1g}")
+    key: Any = {"labelpos": "W", "color": "0.3"}
+    axes.quiverkey(axes.quiver(*places, u.T, v.T, **style), 0.9, -0.08, speed, f"{speed:g} km/s", **key)
 
 
 def _density_ticks(low: float, high: float) -> list[float]:

@@ -15,6 +15,7 @@ from typing import Any
 import h5py
 import matplotlib as mpl
 import matplotlib.image
+import matplotlib.quiver
 import numpy as np
 import pytest
 
@@ -136,6 +137,16 @@ def test_another_process_draws_what_it_can(tmp_path: Path, monkeypatch: pytest.M
     drawing.finish(figures(tmp_path))
     assert drawn <= {names[2]} and {path.name for path in tmp_path.glob("*.png")} | drawn == set(names)
     assert not list(tmp_path.glob(".*"))
+
+
+def test_flows_are_drawn_as_arrows(tmp_path: Path):
+    """With the speed of one of them as the key; without a velocity there are none."""
+    velocity = 300 * np.ones((2, 64, 32)) / np.sqrt(2)
+    for name, values in {"z0.000": velocity, "z1.000": velocity[:0]}.items():
+        write_arrays(tmp_path / f"fields_{name}.npz", make_slab(shape=(64, 32)) | {"velocity": values}, {})
+    axes = plot.density(np.ones((64, 32)), (64.0, 32.0), velocity=velocity).axes[0]
+    assert [key.text.get_text() for key in axes.findobj(mpl.quiver.QuiverKey)] == ["300 km/s"]
+    assert {path.name for path in redraw(tmp_path)} == {"fields_z0.000.png", "fields_z1.000.png"}
 
 
 def test_a_figure_that_matplotlib_refuses_is_absent(tmp_path: Path):

@@ -50,6 +50,9 @@ smoothing = 8.0
 number_density = 0.01
 light_cone = true
 n_z = [[0.0, 0.05], [0.012, 0.05]]
+[observe.fields]
+quantities = ["momentum", "velocity"]
+mesh = [12, 8, 10]
 [observe.light_cone]
 edges = [10.0, 30.0, 50.0]
 sources = [0.01]
@@ -205,7 +208,7 @@ def tables(folder: Path) -> dict[str, Any]:
     for path in sorted(folder.glob("*.npz")):
         with np.load(path) as content:
             found |= {f"{path.name}:{name}": content[name] for name in content.files}
-    for path in sorted(folder.glob("[clg]*.hdf5")):  # counts, light cones and galaxies
+    for path in sorted(folder.glob("[cflg]*.hdf5")):  # counts, fields, light cones and galaxies
         with h5py.File(path) as file:
             names = list[str]()
             file.visit(names.append)

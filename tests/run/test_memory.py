@@ -83,6 +83,8 @@ def test_disk_is_that_of_what_is_written(tmp_path: Path, monkeypatch: pytest.Mon
     assert disk("output.snapshot=none") < 2e7
     assert disk("output.snapshot=none", "output.checkpoint_every=2") == pytest.approx(48 * 512**3, rel=0.01)
     assert disk("output.snapshot=gadget") == pytest.approx(2 * 32 * 512**3, rel=0.01)
+    fields = "observe.fields={mesh=256, precision='float16', quantities=['density', 'momentum']}"
+    assert disk("output.snapshot=none", fields) == pytest.approx(1e7 + 2 * 2 * 4 * 256**3, rel=0.01)
     assert disk("output.snapshot=none", CONE) == pytest.approx(2e7 + 4 * 2 * 12 * 512**2, rel=0.5)
     plan = _plan(tmp_path, "box.mesh=64", "output.snapshot=none")
     monkeypatch.setattr("pmwd_dist.run.simulation.plan.free_space", lambda path: 1.2e7)

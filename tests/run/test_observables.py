@@ -10,6 +10,7 @@ from typing import Any
 
 import h5py
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from runs import Events, make, read, resumed
@@ -23,6 +24,7 @@ from pmwd_dist.run.common import manifest, resources
 from pmwd_dist.run.common.control import Interrupted
 from pmwd_dist.run.common.folder import Log, StartError
 from pmwd_dist.run.common.job import execute
+from pmwd_dist.run.outputs.fields import Fields
 from pmwd_dist.run.settings import SettingsError
 from pmwd_dist.run.simulation.job import SimulationJob
 
@@ -43,6 +45,8 @@ ALL = (
     "observe.cross={}",
     "observe.pdf={bins=4, low=0.1}",
     "observe.halos={linking_length=0.4, min_particles=3}",
+    "observe.fields={mesh=[16, 8, 12], quantities=['density', 'momentum', 'velocity'], precision='float16'}",
+    "observe.fields.compression=gzip",
     "observe.light_cone={edges=[0, 64, 200], sources=0.06, pixels=8, rays=4, field=4.0, observer=[0, 0, 5]}",
 )
 MASK = (np.random.default_rng(0).random((8, 8, 8)) > 0.3).astype(np.float32)
@@ -88,6 +92,7 @@ def test_files_are_complete_and_named(whole: SimulationJob):
     expected = {f"{name}_z0.000.{kind}" for name in TABLES for kind in ("csv", "png")}
     expected |= {"counts_z0.000.hdf5", "light_cone.hdf5", "convergence_power.csv", "convergence.png"}
     expected |= {"galaxies.hdf5", "wedge.png", "halos_z0.000.hdf5"}
+    expected |= {f"fields_z0.000.{kind}" for kind in ("hdf5", "npz", "png")}
     assert expected <= names
     assert expected <= set(manifest.files(whole.folder))
 
@@ -128,6 +133,15 @@ def test_resumed_on_pencils_is_the_same_to_rounding(whole: SimulationJob, tmp_pa
         np.testing.assert_allclose(found[name], expected[name], **close)
 
 
+def check_fields(path: Path, density: np.ndarray, momentum: np.ndarray) -> None:
+    with h5py.File(path) as file:
+        assert {data.dtype for data in file.values()} == {np.dtype(np.float16)}
+        assert (file["velocity"].attrs["unit"], file.attrs["z"], file["density"].attrs["scale"]) == ("km/s", 0, 1)
+        velocity = momentum / np.where(density == 0, 1, density)
+        for name, values in {"density": density, "momentum": momentum, "velocity": velocity}.items():
+            np.testing.assert_allclose(file[name][:], values, rtol=1e-3, atol=1e-4)
+
+
 def test_values_are_those_of_the_library(whole: SimulationJob):
     simulation, config = whole.simulation, whole.simulation.config
     table = pmd.growth_table(simulation.cosmo)
@@ -149,16 +163,20 @@ def test_values_are_those_of_the_library(whole: SimulationJob):
         survey = pmd.observe.power_multipoles(survey, config).power
         interlaced = pmd.observe.interlaced_density(solution.particles, config)
         three = pmd.observe.bispectrum(interlaced, config, edges=shells).bispectrum
-        return solution.accumulated, poles.power, rate, survey, three
+        fields = pmd.density(solution.particles, fine)[None], pmd.observe.momentum_field(solution.particles, fine, a=1)
+        return solution.accumulated, poles.power, rate, survey, three, jnp.concatenate(fields)
 
     weight = np.interp(np.arange(8) * 4, [0, 32], [1, 0.25])[None, None, :] * MASK.astype(float)
-    shells = pmd.observe.bispectrum_edges(config, 2)
-    mass, poles, rate, survey, three = run(pmd.white_noise(jax.random.key(simulation.seed), config))
+    shells, fine = pmd.observe.bispectrum_edges(config, 2), replace(config, mesh_shape=(16, 8, 12))
+    mass, poles, rate, survey, three, (density, *momentum) = run(
+        pmd.white_noise(jax.random.key(simulation.seed), config)
+    )
     with h5py.File(whole.folder / "light_cone.hdf5") as file:
         np.testing.assert_allclose(file["mass"][:], mass, rtol=1e-9, atol=1e-9)
         assert file["convergence"].shape == (1, 4, 4)
         assert file["shear"].shape == (1, 2, 4, 4)
         assert tuple(file.attrs["edges"]) == edges
+    check_fields(whole.folder / "fields_z0.000.hdf5", density, momentum)
     found = read_table(whole.folder / "multipoles_z0.000.csv")
     np.testing.assert_allclose(found["shot noise"], 4**3)
     galaxies = read_table(whole.folder / "galaxies_z0.000.csv")
@@ -202,6 +220,22 @@ def test_halos(whole: SimulationJob):
     simulation = whole.simulation
     fit = pmd.observe.tinker_mass_function(table["mass"], simulation.linear_power, simulation.cosmo, 1.0)
     np.testing.assert_allclose(table["Tinker 2008"], fit, rtol=1e-6)
+
+
+def test_large_numbers_of_float16_have_a_scale(tmp_path: Path):
+    fields, config = Fields(precision="float16", compression="zstd"), pmd.Config(32.0, 8, decomposition=(1, 1))
+    densities = 2e5 + np.arange(512.0).reshape(8, 8, 8)
+    with h5py.File(tmp_path / "fields.hdf5", "w") as file:
+        fields._write(file, "density", (), jnp.asarray(densities), densities.max(), config)
+        assert file["density"].attrs["scale"] == 4
+        np.testing.assert_allclose(file["density"][:] * file["density"].attrs["scale"], densities, rtol=1e-3)
+
+
+def test_a_mesh_of_fields_that_does_not_divide_is_refused(tmp_path: Path):
+    file = tmp_path / "run.toml"
+    file.write_text(f"{MINIMAL}[devices]\npdims = [4, 1]\n")
+    with pytest.raises(SettingsError, match=r"observe.fields.mesh = 30 along x: is not divisible by 4 .*; use 28 or"):
+        SimulationJob.of(read(file, ["observe.fields.mesh=30"]), tmp_path / "out")
 
 
 def test_the_galaxies_of_the_light_cone(whole: SimulationJob, tmp_path: Path):
@@ -301,6 +335,8 @@ def test_counts_have_the_power_of_the_table(tmp_path: Path):
         ("observe.bispectrum.shells=0", "bispectrum.shells = 0: must be 1 or more"),
         ("observe.bispectrum.triangles=right", "bispectrum.triangles = .right.: must be"),
         ("observe.halos.linking_length=2.0", "halos.linking_length = 2.0: must be 1 or less"),
+        ("observe.fields.quantities=[]", "fields.quantities = .*: must hold one name or more, each once"),
+        ("observe.fields.precision=float64", "fields.precision = .float64.: must be .float16. or .float32."),
         ("observe.pdf.high=1e-3", "must be greater than observe.pdf.low = 0.01"),
         ("observe.lightcone={}", r"unknown section; did you mean \[observe.light_cone\]"),
         ("observe.light_cone=1", "observe.light_cone = 1: must be a section"),

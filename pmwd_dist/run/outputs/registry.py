@@ -13,6 +13,7 @@ from pmwd_dist.run.outputs.base import Figures, Output
 from pmwd_dist.run.outputs.bispectrum import Bispectrum
 from pmwd_dist.run.outputs.catalogue import GalaxyCatalogue
 from pmwd_dist.run.outputs.cross import Cross
+from pmwd_dist.run.outputs.fields import Fields
 from pmwd_dist.run.outputs.galaxies import Counts, Galaxies
 from pmwd_dist.run.outputs.galaxy_cone import GalaxyCone
 from pmwd_dist.run.outputs.halos import Halos
@@ -36,6 +37,7 @@ class Observe(BaseModel):
     cross: Cross | None = None
     pdf: PDF | None = None
     halos: Halos | None = None
+    fields: Fields | None = None
     light_cone: LightCone | None = None
 
     @property
