@@ -73,15 +73,16 @@ _current: Profile | None = None
 
 
 @contextmanager
-def recording(began: float) -> Generator[Profile]:
-    """Record a profile in the body; within another recording, yield its profile.
+def recording(began: float, *, anew: bool = False) -> Generator[Profile]:
+    """Record a profile in the body; within another recording, yield its profile, or begin another one.
 
     Args:
       began: time.perf_counter() at the start of the program.
+      anew: begin another profile, which the outer one does not have.
     """
     global _current
-    if _current is not None:
-        yield _current
+    if (outer := _current) is not None and not anew:
+        yield outer
         return
     _current = profile = Profile(began)
     jax.monitoring.register_event_time_span_listener(profile.on_span)
@@ -89,7 +90,7 @@ def recording(began: float) -> Generator[Profile]:
     try:
         yield profile
     finally:
-        _current = None
+        _current = outer
         jax.monitoring.unregister_event_time_span_listener(profile.on_span)
         jax.monitoring.unregister_event_listener(profile.on_event)
 

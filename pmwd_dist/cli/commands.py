@@ -26,7 +26,9 @@ from pmwd_dist.run.common.fingerprint import compare_processes, may_change
 from pmwd_dist.run.common.folder import CONFIG, finished, prepare_folder, state
 from pmwd_dist.run.common.job import Job, execute
 from pmwd_dist.run.common.lock import folder_lock
+from pmwd_dist.run.ensemble import Ensemble, is_ensemble, prepare_ensemble, run_ensemble, write_summary
 from pmwd_dist.run.settings import Settings, SimulationSettings, read_any
+from pmwd_dist.run.settings.columns import read_settings_table
 from pmwd_dist.run.settings.section import duration
 from pmwd_dist.run.simulation.job import SimulationJob
 
@@ -135,21 +137,51 @@ def _settings(command: str, file: Path, overrides: list[str]) -> Settings:
 
 
 @app.command()
+def ensemble(
+    file: File,
+    table: Annotated[
+        Path, typer.Argument(metavar="TABLE", help="CSV file: keys of FILE, such as noise.seed, and rows of values.")
+    ],
+    output: Output = None,
+    overrides: Set = [],
+    time_limit: TimeLimit = None,
+) -> None:
+    """Run a simulation for each row of a table; programs that are started alike share the rows."""
+    _start("ensemble")
+    with command_errors():
+        limit = _seconds(time_limit)
+        found = Ensemble(read_settings_table(file, table, overrides), output or Path(table.stem))
+    with command_errors():
+        prepare_ensemble(found)
+    _run_ensemble(found, retry=False, time_limit=limit)
+
+
+def _run_ensemble(found: Ensemble, **options: Any) -> None:
+    with Display() as display:
+        display.show(run_ensemble(found, display, **options))
+
+
+@app.command()
 def resume(
     folder: Folder,
     overrides: Set = [],
     time_limit: TimeLimit = None,
 ) -> None:
-    """Resume a run from its last checkpoint, or an inference from its last chunk."""
+    """Resume a run from its last checkpoint, an inference from its last chunk, or the missing rows of an ensemble."""
     _start("resume")
     with command_errors():
         limit = _seconds(time_limit)
-        done = finished(folder)
         for text in overrides:
             if not may_change(text.partition("=")[0].strip()):
                 raise ValueError(
                     f"--set {text}: would change the results of the run; start a new one in another folder"
                 )
+        rows = Ensemble.of_folder(folder, overrides) if is_ensemble(folder) else None
+    if rows is not None:
+        _run_ensemble(rows, retry=True, time_limit=limit)
+        return
+    with command_errors():
+        done = finished(folder)
         kind = _job_type(read_any(folder / CONFIG, overrides))
         extended = any(text.startswith(kind.extending) for text in overrides)
     if distributed.all_processes(done and not extended):
@@ -249,13 +281,18 @@ def halos(
 
 @app.command()
 def report(folder: Folder) -> None:
-    """Write report.html of a run, finished or not, and draw its figures again from its data."""
+    """Write report.html of a run, finished or not, and draw its figures again; of an ensemble, its summary."""
     from pmwd_dist.run.common.report import write_report
     from pmwd_dist.run.inference.plan import START
     from pmwd_dist.run.inference.verdict import redraw_chains
     from pmwd_dist.run.outputs.registry import redraw
 
     _start("report")
+    if is_ensemble(folder):
+        with command_errors():
+            found = Ensemble.of_folder(folder)
+        _say(*write_summary(found))
+        return
     with command_errors():
         finished(folder)  # or it is not the folder of a run
         if distributed.is_main():

@@ -80,9 +80,9 @@ def command(*arguments: object) -> int:
     return int(ended.value.code or 0)
 
 
-def kill_loop(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """The program of this name, with the programs that the tests have compiled."""
-    environment = os.environ | {
+def environment() -> dict[str, str]:
+    """The environment of programs with the compiled programs, the precision and the devices of the tests."""
+    return os.environ | {
         # JAX's keys hold the name of the folder. Nothing is added to it: what is killed may leave half a program.
         "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1e6",
@@ -90,8 +90,12 @@ def kill_loop(*arguments: object) -> subprocess.CompletedProcess[str]:
         "JAX_NUM_CPU_DEVICES": "4",
         "JAX_PLATFORMS": "cpu",
     }
+
+
+def kill_loop(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The program of this name, with the programs that the tests have compiled."""
     script = [sys.executable, Path(__file__).with_name("kill_loop.py"), *map(str, arguments)]
-    return subprocess.run(script, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run(script, env=environment(), capture_output=True, text=True, timeout=200, check=False)
 
 
 def particles(folder: Path, label: str = "z0.000") -> dict[str, np.ndarray]:

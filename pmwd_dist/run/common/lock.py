@@ -17,19 +17,23 @@ _MOST = 1000  # bytes of the number of a process and its host
 _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
+class InUseError(ValueError):
+    """Another process, or another run in this one, holds a lock."""
+
+
 @contextmanager
-def folder_lock(folder: Path) -> Generator[None]:
-    """Hold the lock of a run's folder, which has to exist.
+def folder_lock(folder: Path, name: str = NAME, *, wait: bool = False) -> Generator[None]:
+    """Hold the lock of a run's folder, which has to exist, or another one of this name there.
 
     The kernel locks an open file (flock) and releases it when the process ends, however it ends. On NFS the server
     locks it, for all clients. A file system without locks, such as Lustre mounted without `flock`, excludes nobody.
     The file stays, and is empty while nobody holds the lock.
 
     Raises:
-      ValueError: another process, or another run in this one, holds the lock.
+      InUseError: another holds the lock, and it is not to wait.
       OSError: the lock file can't be written.
     """
-    path, flags = folder / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    path, flags = folder / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     with os.fdopen(os.open(path, flags, 0o666), "rb+", buffering=0) as file:
         check_regular(file.fileno(), path, own=True)  # it would be emptied
         holder = file.read(_MOST).decode(errors="replace").split()
@@ -37,11 +41,11 @@ def folder_lock(folder: Path) -> Generator[None]:
         who = f"process {int(holder[0])} on {holder[1]}" if is_known else "another process"
         with _naming(path):
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except OSError as error:
                 if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                     in_use = f"{folder}: {who} runs in this folder; wait for its end, or use another folder"
-                    raise ValueError(in_use) from error
+                    raise InUseError(in_use) from error
                 if error.errno not in _UNSUPPORTED:
                     raise
             os.ftruncate(file.fileno(), 0)

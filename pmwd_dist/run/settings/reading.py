@@ -38,21 +38,22 @@ def read_as(model: type[AnySettings], path: Path, overrides: Iterable[str] = ())
     Raises:
       SettingsError: the settings have these problems.
     """
-    return _read_tree(model, _load(path), path, overrides)
+    return read_tree(model, load_tree(path), path, overrides)
 
 
 def read_any(path: Path, overrides: Iterable[str] = ()) -> Settings:
     """Read settings of a simulation or an inference, whichever has more of the sections in the file."""
-    tree = _load(path)
+    tree = load_tree(path)
     if tree.keys() <= SimulationSettings.model_fields.keys():
-        return _read_tree(SimulationSettings, tree, path, overrides)
+        return read_tree(SimulationSettings, tree, path, overrides)
     from pmwd_dist.run.settings.inference import InferenceSettings
 
     kinds: tuple[type[Settings], ...] = (SimulationSettings, InferenceSettings)
-    return _read_tree(max(kinds, key=lambda kind: len(tree.keys() & kind.sections.keys())), tree, path, overrides)
+    return read_tree(max(kinds, key=lambda kind: len(tree.keys() & kind.sections.keys())), tree, path, overrides)
 
 
-def _read_tree(model: type[AnySettings], tree: Tree, path: Path, overrides: Iterable[str]) -> AnySettings:
+def read_tree(model: type[AnySettings], tree: Tree, path: Path, overrides: Iterable[str]) -> AnySettings:
+    """Settings of a kind from the content of a TOML file, which the overrides change."""
     problems = [problem for text in overrides for problem in _override(tree, text)]
     tree = {name: {} for name in model.model_fields} | tree
     try:
@@ -75,7 +76,8 @@ def _read_tree(model: type[AnySettings], tree: Tree, path: Path, overrides: Iter
     raise SettingsError(problems)
 
 
-def _load(path: Path) -> Tree:
+def load_tree(path: Path) -> Tree:
+    """Content of a TOML file; SettingsError if it has none."""
     try:
         return _parse(read_text(path, _LARGEST, pipe=True))  # a pipe as in <(sed ...)
     except UnicodeDecodeError as error:

@@ -1,0 +1,316 @@
+"""Simulations of the rows of a table, each in a folder of its own, which any number of programs share.
+
+A program claims a row by a lock, which the kernel releases when the program ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import jax
+import numpy as np
+
+from pmwd_dist._files import atomic_write, free_space, read_text
+from pmwd_dist._jax.profile import recording
+from pmwd_dist._memory import size
+from pmwd_dist.parallel import distributed
+from pmwd_dist.parallel.distributed import SharedError, from_main, raise_on_all_processes
+from pmwd_dist.pm.status import SimulationError
+from pmwd_dist.report.tables import read_table
+from pmwd_dist.run.common import manifest
+from pmwd_dist.run.common.control import Interrupted, StopRequest, stop_requests
+from pmwd_dist.run.common.fingerprint import identity
+from pmwd_dist.run.common.folder import (
+    CONFIG,
+    RUN,
+    Event,
+    Listener,
+    check_identity,
+    prepare_folder,
+    start_errors,
+    status_of,
+)
+from pmwd_dist.run.common.job import execute
+from pmwd_dist.run.common.lock import InUseError, folder_lock
+from pmwd_dist.run.settings import SettingsError, to_toml
+from pmwd_dist.run.settings.columns import SettingsTable, read_settings_table
+from pmwd_dist.run.simulation.job import SimulationJob
+
+BASE, TABLE, SUMMARY, ROWS = "base.toml", "table.csv", "summary.h5", "rows"
+_TABLES_SIZE = 1_000_000  # of the small files of a row [bytes]
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Simulations of a table.
+
+    Args:
+      table: their settings.
+      folder: output folder.
+    """
+
+    table: SettingsTable
+    folder: Path
+
+    @classmethod
+    def of_folder(cls, folder: Path, overrides: Sequence[str] = ()) -> Ensemble:
+        """The ensemble of a folder, with other values of some keys."""
+        return cls(read_settings_table(folder / BASE, folder / TABLE, overrides, replace=True), folder)
+
+    def row(self, i: int) -> Path:
+        """Folder of a row."""
+        return self.folder / ROWS / f"{i:05d}"
+
+    def job(self, i: int) -> SimulationJob:
+        """The run of a row; SettingsError if it does not fit the devices or the files."""
+        return SimulationJob.of(self.table.rows[i], self.row(i))
+
+
+def is_ensemble(folder: Path) -> bool:
+    """Whether a folder is the one of an ensemble."""
+    return (folder / BASE).is_file() and (folder / TABLE).is_file()
+
+
+def prepare_ensemble(ensemble: Ensemble) -> None:
+    """Make the folder of an ensemble with its settings, or join the programs that work there already. Collective.
+
+    Raises:
+      SettingsError: a row can't be run on these devices, or the disk is too small.
+      ValueError: the folder is of other settings, or of something else.
+      OSError: a file can't be written.
+      SharedError: one of these, where there are several processes.
+    """
+    with raise_on_all_processes():
+        if distributed.is_main():
+            folder = ensemble.folder
+            own = {BASE: to_toml(ensemble.table.rows[0]), TABLE: ensemble.table.text()}
+            if not is_ensemble(folder) and folder.exists() and not _is_new(folder):
+                raise ValueError(f"{folder}: not empty, and not the folder of an ensemble; choose another --output")
+            folder.mkdir(parents=True, exist_ok=True)
+            with folder_lock(folder, wait=True):
+                if is_ensemble(folder):  # perhaps by a program that was started alike
+                    if any(read_text(folder / name, own=True) != text for name, text in own.items()):
+                        raise ValueError(f"{folder}: has other rows or settings; choose another --output")
+                    return
+                _check_rows(ensemble)
+                manifest.create(folder, identity(ensemble.job(0)), [*own, SUMMARY])
+                (folder / ROWS).mkdir(exist_ok=True)
+                for name, text in own.items():  # the table last: it makes the folder one of an ensemble
+                    with atomic_write(folder / name) as aside:
+                        aside.write_text(text, encoding="utf-8")
+
+
+def _is_new(folder: Path) -> bool:
+    """Whether a folder holds nothing but what an ensemble begins with."""
+    own = {BASE, ROWS, manifest.NAME}
+    return folder.is_dir() and {path.name for path in folder.iterdir() if path.name[0] != "."} <= own
+
+
+def _check_rows(ensemble: Ensemble) -> None:
+    """Raise SettingsError unless all rows can be run."""
+    problems, need = dict[str, str](), 0
+    for i, settings in enumerate(ensemble.table.rows):
+        try:
+            job, count = ensemble.job(i), len(settings.scale_factors)
+            need += _TABLES_SIZE + sum(output.disk(job.simulation, count) for output in job.results)
+        except SettingsError as error:
+            for text in error.problems:
+                problems.setdefault(text, f"row {i}: {text}")
+    if need > (free := free_space(ensemble.folder)):
+        text = f"{len(ensemble.table.rows)} runs write about {size(need)} and the disk has {size(free)} free"
+        problems[text] = f'{ensemble.folder}: {text}; use another --output, or output.snapshot = "none"'
+    if problems:
+        raise SettingsError(list(problems.values()))
+
+
+def run_ensemble(
+    ensemble: Ensemble, listener: Listener, *, retry: bool = False, time_limit: float | None = None
+) -> list[str]:
+    """Work on all rows that nobody else works on, and write the summary if that were the last ones. Collective.
+
+    Each row is a run of its own, of the same bits. A row that another program has left, by an interruption or because
+    it was killed, goes on from its last checkpoint.
+
+    Args:
+      ensemble: simulations whose folder is prepared.
+      listener: called with an event for each row, on process 0.
+      retry: work on failed rows again.
+      time_limit: seconds from the start of the program after which the work is over.
+
+    Returns:
+      Lines about the end.
+
+    Raises:
+      StartError: the ensemble was begun by another version, or in another precision.
+      SimulationError: rows have failed; the other ones are done.
+      Interrupted: a signal asked to stop, or the time is over.
+      OSError, SettingsError, SharedError: no row can be run any more, such as on a full disk.
+    """
+    with recording(time.perf_counter()) as profile, stop_requests() as stop:
+        with start_errors():
+            if distributed.is_main():
+                kept = manifest.identity(ensemble.folder)
+                check_identity(ensemble.job(0), kept, ensemble.folder, "this ensemble")
+        worker = _Worker(ensemble, listener, stop, None if time_limit is None else profile.began + time_limit)
+        pending: Sequence[int] = range(len(ensemble.table.rows))
+        try:
+            while len(taken := [i for i in pending if not worker.row(i, retry=retry)]) < len(pending):
+                pending, retry = taken, False  # their programs may have been killed
+        except Interrupted as error:
+            message = f"interrupted; go on with `pmwd-dist resume {ensemble.folder}`"
+            raise Interrupted(message, error.signal_number) from error
+    if taken:
+        return [f"other programs work on {len(taken)} rows, and write {SUMMARY} at the end"]
+    return write_summary(ensemble)
+
+
+class _Worker:
+    """Works on the rows that nobody else works on, until it has to stop or a time of perf_counter() is over."""
+
+    def __init__(self, ensemble: Ensemble, listener: Listener, stop: StopRequest, end: float | None):
+        self._ensemble, self._listener, self._stop, self._end = ensemble, listener, stop, end
+        self._stages = dict[str, dict[str, int]]()  # memory of the programs, by what they depend on
+        self._warned = set[str]()
+
+    def row(self, i: int, *, retry: bool) -> bool:
+        """Work on a row, unless it is done; False if another program works on it. Collective."""
+        if number := self._stop.received():
+            raise Interrupted("", number)
+        if self._end is not None and from_main(self._end < time.perf_counter()):
+            raise Interrupted("", 0)
+        with self._claim(i) as status:
+            if status == "taken":
+                return False
+            if status == "finished" or (status == "failed" and not retry):
+                return True
+            with recording(began := time.perf_counter(), anew=True):
+                text = self._run(i, fresh=status == "new")
+        text += f" after {time.perf_counter() - began:.2f} s"
+        self._say("row", f"row {i} of {len(self._ensemble.table.rows)}: {text}")
+        return True
+
+    @contextmanager
+    def _claim(self, i: int) -> Generator[str]:
+        """Hold a row; its status, new without a folder, or taken if another program holds it. Collective."""
+        path, code = self._ensemble.row(i), 0
+        states = ("taken", "new", "unknown", "running", "interrupted", "failed", "finished")
+        with ExitStack() as stack:
+            with raise_on_all_processes():
+                if distributed.is_main():
+                    with suppress(InUseError):
+                        stack.enter_context(folder_lock(path.parent, f".{path.name}.lock"))
+                        is_there = (path / manifest.NAME).is_file() and (path / CONFIG).is_file()
+                        code = states.index(status_of(path)) if is_there else 1
+            yield states[int(from_main(np.int32(code)))]
+
+    def _run(self, i: int, *, fresh: bool) -> str:
+        """Run a row, and say how it ended. Collective."""
+        path = self._ensemble.row(i)
+        try:
+            job = self._job(i)
+            if fresh:
+                prepare_folder(job, overwrite=True)
+            left = None if self._end is None else max(self._end - time.perf_counter(), 0.0)
+            execute(job, self._warn, resume=not fresh, time_limit=left)
+        except (OSError, SharedError):  # no other row would do better
+            raise
+        except SettingsError as error:
+            raise SettingsError([f"row {i}: {text}" for text in error.problems]) from error
+        except Exception as error:
+            if jax.process_count() > 1 and not isinstance(error, SimulationError):
+                raise  # the other processes may wait for this one
+            reason = " ".join(str(error).split()) or type(error).__name__
+            if distributed.is_main() and status_of(path) != "failed" and (path / manifest.NAME).is_file():
+                (path / RUN).write_text(json.dumps({"status": "failed", "error": reason}), encoding="utf-8")
+            return f"failed: {reason}"
+        return "finished"
+
+    def _job(self, i: int) -> SimulationJob:
+        """The run of a row, after its checks. Collective."""
+        with raise_on_all_processes():
+            job = self._ensemble.job(i)
+        job = job.of_main()
+        shapes = repr(job.settings.model_dump(exclude={"cosmology", "noise"}))
+        if shapes in self._stages:
+            vars(job)["stages"] = self._stages[shapes]  # compiled once
+        with raise_on_all_processes():
+            for text in set(job.check()) - self._warned:
+                self._warned.add(text)
+                self._say("warning", text)
+        self._stages[shapes] = job.stages
+        return job
+
+    def _warn(self, event: Event) -> None:
+        if event.name == "warning":
+            self._listener(event)
+
+    def _say(self, name: str, text: str) -> None:
+        if distributed.is_main():
+            self._listener(Event(name, text, {}))
+
+
+def write_summary(ensemble: Ensemble) -> list[str]:
+    """Write the tables of all rows into one file, with their parameters and what has become of them. Collective.
+
+    Raises:
+      SimulationError: rows have failed.
+      OSError, ValueError: a file can't be written, or is damaged.
+    """
+    with raise_on_all_processes():
+        if not distributed.is_main():
+            return []
+        ends = [_end(ensemble.row(i)) for i in range(len(ensemble.table.rows))]
+        with folder_lock(ensemble.folder, wait=True), atomic_write(ensemble.folder / SUMMARY) as aside:
+            _write(aside, ensemble, ends)
+        counts = ", ".join(f"{n} {status}" for status, n in Counter(status for status, _ in ends).most_common())
+        text = f"{ensemble.folder / SUMMARY}: {len(ends)} rows, {counts}"
+        if failed := [f"{text}; row {i}: {reason}" for i, (status, reason) in enumerate(ends) if status == "failed"]:
+            raise SimulationError(failed[0])
+        return [text]
+
+
+def _write(path: Path, ensemble: Ensemble, ends: Sequence[tuple[str, str]]) -> None:
+    """Write HDF5: a group with the parameters, one with each table, of shape (rows, length), and how rows ended."""
+    rows = [ensemble.row(i) for i in range(len(ends))]
+    finished = [i for i, (status, _) in enumerate(ends) if status == "finished"]
+    names = {i: [name for name in manifest.files(rows[i]) if name.endswith(".csv")] for i in finished}
+    with h5py.File(path, "w") as file:
+        values = [settings.values() for settings in ensemble.table.rows]
+        for key in ensemble.table.columns:
+            file[f"parameters/{key}"] = _array([value[key] for value in values])
+        for name, texts in zip(("status", "reason"), zip(*ends, strict=True), strict=True):
+            file[name] = _array(texts)
+        for name in sorted({name for each in names.values() for name in each}):
+            tables = {i: read_table(rows[i] / name) for i in finished if name in names[i]}
+            columns = {column: table.units.get(column, "") for table in tables.values() for column in table.columns}
+            for column, unit in columns.items():
+                values = {i: table[column] for i, table in tables.items() if column in table.columns}
+                found = np.full((len(rows), max(map(len, values.values()))), np.nan)
+                for i, value in values.items():
+                    found[i, : len(value)] = value
+                file[f"{Path(name).stem}/{column}"] = found
+                file[f"{Path(name).stem}/{column}"].attrs["unit"] = unit
+
+
+def _array(values: Sequence[Any]) -> Any:
+    """Numbers, lists of them of one length, or texts."""
+    with suppress(ValueError):  # of lists of several lengths
+        if (found := np.asarray(values)).dtype.kind in "biuf":
+            return found
+    return np.asarray([x if isinstance(x, str) else json.dumps(x) for x in values], h5py.string_dtype())
+
+
+def _end(folder: Path) -> tuple[str, str]:
+    """Status of a row, and the reason of a failure."""
+    status = status_of(folder)
+    if status != "failed":
+        return "missing" if status == "unknown" else status, ""
+    return status, str(json.loads(read_text(folder / RUN, own=True)).get("error", ""))

@@ -1,0 +1,180 @@
+"""Simulations of a table: their bits, their summary, what is taken up again, and refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from runs import SMALL, Events, assert_same, command, environment, make
+
+from pmwd_dist.report.tables import read_table
+from pmwd_dist.run.common.folder import Event, StartError, status_of
+from pmwd_dist.run.common.job import execute
+from pmwd_dist.run.common.lock import folder_lock
+from pmwd_dist.run.ensemble import Ensemble, _Worker, run_ensemble
+from pmwd_dist.run.simulation.job import SimulationJob
+
+ROWS = (("1", "0.3"), ("2.0", "0.25"), ("3", "0.35"))
+TABLE = "# noise.seed, cosmology.omega_m\n" + "".join(f"{seed}, {omega_m}\n" for seed, omega_m in ROWS)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path | str]:
+    """The command of an ensemble of three rows, whose last word is its folder."""
+    (tmp_path / "base.toml").write_text(SMALL)
+    (tmp_path / "rows.csv").write_text(TABLE)
+    return ["ensemble", tmp_path / "base.toml", tmp_path / "rows.csv", "--output", tmp_path / "out"]
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of the second row by itself."""
+    job = make(
+        tmp_path_factory.mktemp("single") / "run", "noise.seed=2", "cosmology.omega_m=0.25", "output.figures=false"
+    )
+    execute(job, Events())
+    return job.folder
+
+
+def summary(folder: Path) -> h5py.File:
+    return h5py.File(folder / "summary.h5")
+
+
+def texts(folder: Path, name: str) -> list[str]:
+    with summary(folder) as file:
+        return [text.decode() for text in file[name]]
+
+
+def test_rows_are_runs_of_their_own_with_one_compilation(files: list[Path | str], single: Path):
+    folder = Path(files[-1])
+    assert command(*files) == 0
+    for i in (1, 2):
+        assert json.loads((folder / f"rows/0000{i}/run.json").read_text())["profile"]["programs"] == 0
+    assert_same(folder / "rows/00001", single)
+    with summary(folder) as file:
+        assert file["parameters/noise.seed"][:].tolist() == [1, 2, 3]
+        assert file["parameters/cosmology.omega_m"][:].tolist() == [0.3, 0.25, 0.35]
+        for label in ("z1.000", "z0.000"):
+            for i in range(3):
+                table = read_table(folder / f"rows/0000{i}/power_{label}.csv")
+                np.testing.assert_array_equal(file[f"power_{label}/power"][i], table["power"])
+        assert file["power_z0.000/power"].attrs["unit"] == "(Mpc/h)^3"
+    assert texts(folder, "status") == ["finished"] * 3
+    logs = [(folder / f"rows/0000{i}/log.jsonl").read_text() for i in range(3)]
+    assert command(*files) == 0  # nothing is left to do
+    assert [(folder / f"rows/0000{i}/log.jsonl").read_text() for i in range(3)] == logs
+
+
+def test_failed_rows_have_a_reason_and_are_tried_again(files: list[Path | str], single: Path, monkeypatch, capsys):
+    folder, work = Path(files[-1]), SimulationJob.work
+
+    def fail(job: SimulationJob, *arguments: object) -> None:
+        if job.simulation.seed == 2:
+            raise RuntimeError("RESOURCE_EXHAUSTED: out\nof memory")
+        work(job, *arguments)
+
+    monkeypatch.setattr(SimulationJob, "work", fail)
+    reason = "RESOURCE_EXHAUSTED: out of memory"
+    for _ in range(2):
+        assert command(*files) == 1
+        out, err = capsys.readouterr()
+        assert err == f"pmwd-dist: the run failed: {folder}/summary.h5: 3 rows, 2 finished, 1 failed; row 1: {reason}\n"
+    assert not out  # the second time nothing is done
+    assert texts(folder, "status") == ["finished", "failed", "finished"]
+    assert texts(folder, "reason") == ["", reason, ""]
+    with summary(folder) as file:
+        assert np.isnan(file["power_z0.000/power"]).all(axis=1).tolist() == [False, True, False]
+    monkeypatch.setattr(SimulationJob, "work", work)
+    assert command("resume", folder) == 0
+    assert_same(folder / "rows/00001", single)
+    assert texts(folder, "status") == ["finished"] * 3
+
+
+def test_programs_share_rows_and_take_up_what_others_leave(files: list[Path | str], single: Path, monkeypatch, capsys):
+    folder, warn = Path(files[-1]), _Worker._warn
+
+    def stop(worker: _Worker, event: Event) -> None:
+        warn(worker, event)
+        if event.name == "step" and event.fields["step"] == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(_Worker, "_warn", stop)
+    assert command(*files) == 143
+    assert capsys.readouterr().err == f"pmwd-dist: interrupted; go on with `pmwd-dist resume {folder}`\n"
+    monkeypatch.setattr(_Worker, "_warn", warn)
+    assert [status_of(folder / f"rows/0000{i}") for i in range(3)] == ["interrupted", "unknown", "unknown"]
+    with folder_lock(folder / "rows", ".00001.lock"):
+        assert command(*files, "--time-limit", "0.001s") == 0  # a row at most
+        assert command(*files) == 0
+        assert "other programs work on 1 rows, and write summary.h5" in capsys.readouterr().out
+    assert [status_of(folder / f"rows/0000{i}") for i in range(3)] == ["finished", "unknown", "finished"]
+    assert command("report", folder) == 0
+    assert texts(folder, "status") == ["finished", "missing", "finished"]
+    assert command("resume", folder) == 0
+    assert_same(folder / "rows/00001", single)
+
+
+@pytest.mark.slow
+def test_a_kill_loses_the_row_in_work_at_most(files: list[Path | str], single: Path):
+    start = partial(subprocess.Popen, [sys.executable, "-m", "pmwd_dist", *map(str, files)], env=environment())
+    folder = Path(files[-1])
+    with start() as killed, start() as other:
+        while not (folder / "rows/00000/log.jsonl").exists():
+            assert killed.poll() is None
+        killed.kill()
+        assert other.wait() == 0
+    assert texts(folder, "status") == ["finished"] * 3
+    assert_same(folder / "rows/00001", single)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("", "rows.csv: holds no table; its first line must have keys, such as noise.seed"),
+        ("noise.seed\n", "rows.csv: has no rows below its columns"),
+        ("noise.sed\n1\n", "rows.csv: column noise.sed: no key of a simulation; did you mean noise.seed?"),
+        ("seed\n1\n", "rows.csv: column seed: no key of a simulation; `pmwd-dist template` lists all"),
+        ("noise.seed,noise.seed\n1,2\n", "rows.csv: column noise.seed: there are 2 of this name"),
+        ("output.figures\ntrue\n", "rows.csv: column output.figures: rows draw no figures"),
+        ("noise.seed\n1\n\n2,3\n", "rows.csv: row 1 (line 4): has 2 cells, not 1; write lists in quotes"),
+        ("noise.seed,time.steps\n1,\n", "rows.csv: row 0 (line 2): time.steps is empty; write a value"),
+        ("noise.seed\n1\n-2\n", "rows.csv, row 1 (line 3): noise.seed = -2: must be 0 or more"),
+        ("noise.seed\n1\n1.5\n", "rows.csv, row 1 (line 3): noise.seed = 1.5: must be a whole number"),
+        ("time.steps\n2\nmany\n", 'rows.csv, row 1 (line 3): time.steps = "many": must be a whole number'),
+        ("box.size\n64\n[1\n", "rows.csv, row 1 (line 3): box.size=[1: not valid TOML"),
+        ('devices.pdims\n"[1,1]"\n"[8,1]"\n', "row 1: devices.pdims = [8, 1]: needs 8 devices, and there are 4"),
+        ("box.size\n100\n", "--set box.size=3: is a column of"),
+    ],
+)  # fmt: skip
+def test_bad_tables_are_one_line_before_any_work(files: list[Path | str], table: str, message: str, capsys):
+    Path(files[2]).write_text(table)
+    override = ("--set", "box.size=3") if "a column of" in message else ()
+    assert command(*files, *override) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert not list(Path(files[-1]).glob("rows/0*"))
+
+
+def test_another_table_does_not_join(files: list[Path | str], monkeypatch, capsys):
+    monkeypatch.setattr("pmwd_dist.cli.commands.run_ensemble", lambda *_, **__: [])
+    assert command(*files) == 0
+    assert command("resume", files[-1], "--set", "box.size=9") == 2
+    with monkeypatch.context() as other:
+        other.setattr("pmwd_dist.run.common.fingerprint._precision", lambda: "float16")
+        with pytest.raises(StartError, match='precision = "float16": this ensemble has "float64"'):
+            run_ensemble(Ensemble.of_folder(Path(files[-1])), Events())
+    Path(files[2]).write_text(TABLE.replace("0.35", "0.36"))
+    assert command(*files) == 2
+    assert command(*files[:-1], Path(files[-1]).parent) == 2
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert "would change the results" in first
+    assert "has other rows or settings; choose another --output" in second
+    assert "not empty, and not the folder of an ensemble" in third
