@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import pmwd_dist as pmd
-from benchmarks import accuracy, loads, measure, op_timing, scaling, stages, train_force
+from benchmarks import accuracy, cost_table, loads, measure, op_timing, scaling, stages, train_force
 from benchmarks.accuracy import Case
 from benchmarks.problem import FLOOR_BYTES
 
@@ -176,3 +176,15 @@ def test_training_lowers_the_loss(tmp_path: Path, capsys: pytest.CaptureFixture[
     before, after = (float(x) for x in report.partition("loss ")[2].partition(",")[0].split(" -> "))
     assert after < 0.8 * before
     assert "| 1 cells, 3 steps, with, 0 | 1 |" in report
+
+
+@pytest.mark.slow
+def test_settings_against_a_finer_mesh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cost_table, "settings", lambda spacing: [(2, 1, 3, None)])
+    size = "--plain --particles 8 --spacings 4 --judges 1"
+    cost_table.main([*size.split(), "--out", str(tmp_path / "table.npz")])
+    assert "4 Mpc/h, 2LPT, 1 cells, 3 steps, plain: [" in capsys.readouterr().out
+    with np.load(tmp_path / "table.npz") as table:
+        assert table["4 2LPT, 1 cells, 3 steps, plain power"].shape == (1, 4, len(table["4 k"]))
