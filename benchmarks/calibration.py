@@ -1,7 +1,7 @@
 """Simulation-based calibration: ranks of the truth among posterior draws are uniform if all is right (1804.06788).
 
     python -m benchmarks.calibration --mesh 16 --mocks 100 --gravity lpt --output ranks.json
-    python -m benchmarks.calibration --survey counts --mesh 16 --mocks 100 --apart 4
+    python -m benchmarks.calibration --survey counts --gravity cone --mesh 16 --mocks 100 --apart 4
     python -m benchmarks.calibration --plot ranks_*.json --figure docs/images/calibration.png
 
 Files of other seeds are joined with those of the same label.
@@ -163,7 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mesh", type=int, default=16)
     parser.add_argument("--mocks", type=int, default=100)
-    parser.add_argument("--gravity", default="lpt", choices=("linear", "lpt", "nbody"))
+    parser.add_argument("--gravity", default="lpt", choices=("linear", "lpt", "nbody", "cone"))
     parser.add_argument("--steps", type=int, default=3, help="of nbody")
     parser.add_argument("--survey", choices=("counts", "density"), help="mask, selection and noise of a survey")
     parser.add_argument("--methods", default="mclmc", help="one with --by-sample")

@@ -3,11 +3,13 @@
     python -m benchmarks.field_level --mesh 64 --gravity lpt --methods mclmc,hmc
     python -m benchmarks.field_level --mesh 16 --cell 10 --methods mclmc,hmc --save draws
     python -m benchmarks.field_level --compare draws
+    python -m benchmarks.field_level --gravity cone --mesh 64 --methods mclmc --chains 2 --seconds 120
     python -m benchmarks.field_level --gravity lensing --mesh 128 --cell 4 --energy-variance 1e-4 --methods mclmc
 
 Galaxies with a Lagrangian bias in redshift space at a = 0.5, cells of 5 Mpc/h (320 Mpc/h for 64^3), Gaussian noise as
 of 1e-3 galaxies in (Mpc/h)^3; sigma8, Omega_m, b1 and the noise are sampled, from draws of their priors and of the
-noise given these. Or convergence maps of an N-body light cone, without b1, from draws of the prior. All samplers stop
+noise given these. Or their counts on an N-body light cone, with a mask, n(z), and mean and dispersion free. Or
+convergence maps of an N-body light cone, without b1, from draws of the prior. All samplers stop
 after the same number of gradients. The figures are in benchmarks/RESULTS.md.
 """
 
@@ -25,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.mocks import TRUTH, galaxies, lensing
+from benchmarks.mocks import TRUTH, galaxies, lensing, survey
 from pmwd_dist import infer
 from pmwd_dist.infer.chain.folder import load_chain
 from pmwd_dist.infer.constants import ENERGY_VARIANCE
@@ -46,7 +48,9 @@ def conditioned(
         model = lensing(mesh, cell=cell, steps=steps)
     else:
         model = galaxies(mesh, gravity, cell=cell, sigma=sigma, steps=steps, sd=0.2, devices=devices)
-    truth = model.draw(jax.random.key(0), **{name: TRUTH[name] for name in model.priors})
+    if gravity == "cone":
+        model = survey(model, "counts", nbar=DENSITY * cell**3)
+    truth = model.draw(jax.random.key(0), **{name: TRUTH[name] for name in model.priors if name in TRUTH})
     data = model.mock(jax.random.key(1), truth)
     return model.condition(data), truth
 
@@ -174,7 +178,7 @@ def speed(posterior: infer.Posterior, truth: Any, chains: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mesh", type=int, default=64)
-    parser.add_argument("--gravity", default="lpt", choices=("linear", "lpt", "nbody", "lensing"))
+    parser.add_argument("--gravity", default="lpt", choices=("linear", "lpt", "nbody", "cone", "lensing"))
     parser.add_argument("--cell", type=float, default=5.0, help="side of a cell [Mpc/h]")
     parser.add_argument("--nbody-steps", type=int, default=5)
     parser.add_argument("--methods", default="mclmc,hmc", help='"" for times alone')

@@ -16,6 +16,7 @@ import numpy as np
 
 import pmwd_dist as pmd
 from pmwd_dist import infer
+from pmwd_dist.cosmology.distance import scale_factor_at
 from pmwd_dist.infer.constants import ENERGY_VARIANCE
 from pmwd_dist.infer.precondition import Adaptation, adapt, changes_of_curvature, mode_numbers
 from pmwd_dist.infer.samplers import mclmc
@@ -38,11 +39,12 @@ def galaxies(
     sd: float = 0.1,
     devices: int = 1,
 ) -> infer.Model:
-    """Galaxies in redshift space at a = 0.5, with sigma8, Omega_m, b1 and the noise free.
+    """Galaxies in redshift space, with sigma8, Omega_m, b1 and the noise free.
 
     Args:
       mesh: number of cells and particles in one direction.
-      gravity: "linear", "lpt" (of second order) or "nbody".
+      gravity: "linear", "lpt" (of second order) or "nbody", at a = 0.5; or "cone", N-body on the light cone of an
+        observer in a corner of the box.
       cell: side of a cell [Mpc/h].
       sigma: standard deviation of the Gaussian noise in a cell.
       steps: of the N-body simulation.
@@ -51,12 +53,16 @@ def galaxies(
     """
     slabs = pmd.Decomposition((devices, 1), jax.devices()[:devices])
     halo = min(8, mesh // (2 * devices)) if devices > 1 else 0  # 8 cells of 5 Mpc/h are ten times the rms displacement
+    stop = 1.0 if gravity == "cone" else 0.5
     config = pmd.Config(
-        cell * mesh, mesh, a_start=0.1, a_stop=0.5, steps=steps, lpt_order=2, decomposition=slabs, halo=halo
+        cell * mesh, mesh, a_start=0.1, a_stop=stop, steps=steps, lpt_order=2, decomposition=slabs, halo=halo
     )
     b1 = "b1"
     if gravity == "linear":
         forward: Any = infer.LinearField(config, PLANCK15, bias=b1, line_of_sight="z")
+    elif gravity == "cone":
+        observable = infer.LagrangianGalaxies(b1=b1)
+        forward = infer.Simulation(config, PLANCK15, observable=observable, observer=(0.0, 0.0, 0.0))
     else:
         observable = infer.LagrangianGalaxies(b1=b1, line_of_sight="z")
         kind: Any = gravity
@@ -69,24 +75,37 @@ def galaxies(
     return infer.Model(config, forward, priors, infer.Gaussian(sigma=sigma))
 
 
-def survey(model: infer.Model, kind: str) -> infer.Model:
+def survey(model: infer.Model, kind: str, *, nbar: float = 4.0) -> infer.Model:
     """The same galaxies in a survey: a quarter of the cells behind a mask, and noise with two free parameters.
 
     Args:
       model: galaxies.
       kind: "counts", with a selection that falls along the line of sight, and mean and dispersion free; or "density",
-        of modes up to 0.2 h/Mpc, with the standard deviation of the noise and its change with the density free.
+        of modes up to 0.2 h/Mpc, with the standard deviation of the noise and its change with the density free. On the
+        light cone counts have an n(z), which ends a cell within the box, and a mask on the sky.
+      nbar: mean number of galaxies in a cell where the selection is 1.
     """
     n = model.config.mesh_shape[0]
     x, _, z = np.indices(model.config.mesh_shape)
     if kind == "counts":
         options: dict[str, Any] = {"selection": np.exp(-z / n), "mask": x < 3 * n / 4}
+        if model.config.a_stop == 1:
+            options = {"selection": (selection := _seen(model.config)), "mask": selection > 0}
         likelihood: Any = infer.Poisson("nbar", dispersion="dispersion", **options)
-        noise: Any = {"nbar": infer.LogNormal(4.0, 0.3), "dispersion": infer.LogNormal(0.2, 0.5)}
+        noise: Any = {"nbar": infer.LogNormal(nbar, 0.3), "dispersion": infer.LogNormal(0.2, 0.5)}
     else:
         likelihood = infer.Gaussian("sigma", slope="slope", mask=x < 3 * n / 4, k_max=0.2)
         noise = {"sigma": infer.LogNormal(0.5, 0.3), "slope": infer.Normal(0.5, 0.2)}
     return infer.Model(model.config, model.forward, model.priors | noise, likelihood)
+
+
+def _seen(config: pmd.Config) -> np.ndarray:
+    """Selection of a survey that an observer in a corner of the box sees, behind a third of the sky hidden."""
+    table = pmd.growth_table(PLANCK15)
+    far = 1 / float(scale_factor_at(config.box_size[0] - config.cell_size[0], table)) - 1
+    mask = (np.arange(12 * 8**2) % 12 < 8) * 1.0  # gaps in right ascension
+    seen = pmd.observe.Survey(([0.0, far / 2, far], [1.0, 0.8, 0.3]), mask=mask)
+    return np.asarray(pmd.observe.survey_selection(seen, table, config, observer=(0.0, 0.0, 0.0)))
 
 
 def lensing(mesh: int, *, cell: float = 4.0, steps: int = 6) -> infer.Model:
