@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +13,9 @@ from jaxtyping import Array
 
 from pmwd_dist._jax.derivatives import linear_map
 from pmwd_dist._jax.ops import vary, varying_names
+
+_AT_ONCE = 1 << 16  # particles of small blocks that are evaluated together, since each kernel has a cost of its own
+_TURNS = 8  # images that are asked for together whether there are any left
 
 Piece = Callable[[Any, Array, Any], tuple[Any, Array]]
 
@@ -65,22 +69,15 @@ def deposit(piece: Piece, blocks: Any, images: Array, shared: Any, wanted: Array
 
 
 def _add_up(piece: Piece, zero: Array, blocks: Any, images: Array, shared: Any, wanted: Array) -> Array:
-    def put(total: Array, block: Any, image: Array, shared: Any) -> Array:
-        indices, values = piece(block, image, shared)
-        return total.at[indices].add(values, mode="drop")
+    def put(total: Array, blocks: Any, images: Array, shared: Any, there: Array) -> Array:
+        indices, values = _pieces(piece, blocks, images, shared)
+        hidden = jnp.where(there.reshape(-1, *(1,) * (indices.ndim - 1)), indices, len(total))
+        return total.at[hidden].add(values, mode="drop")
 
-    def of_image(total: Array, xs: tuple[Array, Array]) -> tuple[Array, None]:
-        image, wanted = xs
+    def of_group(total: Array, xs: tuple[Any, Any]) -> tuple[Array, None]:
+        return _each_image(put, total, xs, images, shared), None
 
-        def of_block(total: Array, xs: tuple[Any, Array]) -> tuple[Array, None]:
-            return jax.lax.cond(xs[1], put, lambda total, *_: total, total, xs[0], image, shared), None
-
-        def of_all_blocks(total: Array) -> Array:
-            return jax.lax.scan(of_block, total, (blocks, wanted))[0]
-
-        return jax.lax.cond(jnp.any(wanted), of_all_blocks, lambda total: total, total), None
-
-    return jax.lax.scan(of_image, zero, (images, wanted.T))[0]
+    return jax.lax.scan(of_group, zero, _grouped(blocks, wanted))[0]
 
 
 def _pull_back(
@@ -88,26 +85,53 @@ def _pull_back(
 ) -> tuple[Any, Any]:
     """Cotangents of the blocks and of the shared arrays, from the cotangent of the map."""
 
-    def pull(sums: Any, block: Any, image: Array, shared: Any) -> Any:
-        def values(block: Any, shared: Any) -> tuple[Array, Any]:
-            indices, values = piece(block, image, shared)
+    def pull(sums: Any, blocks: Any, images: Array, shared: Any, there: Array) -> Any:
+        def values(blocks: Any, shared: Any) -> tuple[Array, Any]:
+            indices, values = _pieces(piece, blocks, images, shared)
             return values, indices
 
-        _, pull, indices = jax.vjp(values, block, shared, has_aux=True)
-        return jax.tree.map(jnp.add, sums, pull(cotangent.at[indices].get(mode="fill", fill_value=0)))
+        _, pull, indices = jax.vjp(values, blocks, shared, has_aux=True)
+        pulled = cotangent.at[indices].get(mode="fill", fill_value=0)
+        there = there.reshape(-1, *(1,) * (indices.ndim - 1))
+        return jax.tree.map(jnp.add, sums, pull(jnp.where(there, pulled, 0)))
 
-    def of_block(ct_shared: Any, xs: tuple[Any, Array]) -> tuple[Any, Any]:
-        block, wanted = xs
+    def of_group(ct_shared: Any, xs: tuple[Any, Any]) -> tuple[Any, Any]:
+        start = jax.tree.map(jnp.zeros_like, xs[0]), ct_shared
+        ct_blocks, ct_shared = _each_image(pull, start, xs, images, shared)
+        return ct_shared, ct_blocks
 
-        def of_image(sums: Any, xs: tuple[Array, Array]) -> tuple[Any, None]:
-            return jax.lax.cond(xs[1], pull, lambda sums, *_: sums, sums, block, xs[0], shared), None
+    ct_shared, ct_groups = jax.lax.scan(of_group, jax.tree.map(jnp.zeros_like, shared), _grouped(blocks, wanted))
+    return jax.tree.map(lambda x, like: x.reshape(like.shape), ct_groups, blocks), ct_shared
 
-        start = jax.tree.map(jnp.zeros_like, block), ct_shared
-        (ct_block, ct_shared), _ = jax.lax.scan(of_image, start, (images, wanted))
-        return ct_shared, ct_block
 
-    ct_shared, ct_blocks = jax.lax.scan(of_block, jax.tree.map(jnp.zeros_like, shared), (blocks, wanted))
-    return ct_blocks, ct_shared
+def _pieces(piece: Piece, blocks: Any, images: Array, shared: Any) -> tuple[Any, Array]:
+    return jax.vmap(piece, (0, 0, None))(blocks, images, shared)
+
+
+def _grouped(blocks: Any, wanted: Array) -> tuple[Any, tuple[Array, Array]]:
+    """Groups of blocks that are evaluated at once, and the images of each block, the wanted ones first."""
+    count, size = len(wanted), jax.tree.leaves(blocks)[0][0].size // 3
+    together = max(n for n in range(1, count + 1) if count % n == 0 and (n == 1 or n * size <= _AT_ONCE))
+    order = jnp.argsort(~wanted, axis=1, stable=True)
+    parts = blocks, (order, jnp.sum(wanted, axis=1))
+    return jax.tree.map(lambda x: x.reshape(-1, together, *x.shape[1:]), parts)
+
+
+def _each_image(function: Callable[..., Any], start: Any, group: tuple[Any, Any], images: Array, shared: Any) -> Any:
+    """Call a function with the first wanted image of each block of a group, then with the second ones, and so on."""
+    blocks, (order, counts) = group
+    most, first = jnp.max(counts), np.arange(0, len(images), _TURNS)
+
+    def turn(state: Any, i: Array) -> tuple[Any, None]:
+        at = order[:, jnp.minimum(i, len(images) - 1)]
+        arguments = state, blocks, images[at], shared, i < counts
+        return jax.lax.cond(i < most, function, lambda state, *_: state, *arguments), None
+
+    def turns(state: Any, i: Array) -> tuple[Any, None]:
+        some = partial(jax.lax.scan, turn, xs=i + jnp.arange(_TURNS))
+        return jax.lax.cond(i < most, lambda state: some(state)[0], lambda state: state, state), None
+
+    return jax.lax.scan(turns, start, jnp.asarray(first))[0]
 
 
 def split(x: Array, parts: tuple[int, int, int]) -> Array:
