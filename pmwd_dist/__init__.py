@@ -23,6 +23,7 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.io.snapshot.initial import load_initial_conditions as load_initial_conditions
     from pmwd_dist.io.snapshot.matter import snapshot_density as snapshot_density
     from pmwd_dist.io.snapshot.reader import load_snapshot as load_snapshot
+    from pmwd_dist.io.snapshot.swift import save_groups as save_groups
     from pmwd_dist.io.snapshot.writer import save_snapshot as save_snapshot
     from pmwd_dist.observe.power import PowerSpectrum as PowerSpectrum
     from pmwd_dist.observe.power import power_spectrum as power_spectrum

@@ -221,6 +221,23 @@ def test_the_mass_function_of_tinker() -> None:
         pmd.observe.tinker_mass_function([1e12, -1], power, cosmo, 1.0)
 
 
+def test_swiftsimio_reads_groups(clustered: pmd.Particles, tmp_path: Path) -> None:
+    swiftsimio = pytest.importorskip("swiftsimio")
+    config, cosmo = configure(pmd.Decomposition((1, 1))), problems.cosmology()
+    halos = halos_of(pmd.Particles(clustered.disp, clustered.vel), config, a=0.5)
+    pmd.save_groups(tmp_path / "groups.hdf5", halos, cosmo, config)
+    found = swiftsimio.load(str(tmp_path / "groups.hdf5"))
+    groups, h = found.fof_groups, float(cosmo.h)
+    assert (found.metadata.num_group[0], found.metadata.z) == (len(halos), 1)
+    np.testing.assert_array_equal(groups.sizes.value, halos.number)
+    np.testing.assert_allclose(groups.masses.to_value("Msun"), halos.mass / h)
+    np.testing.assert_allclose(groups.centres.to_comoving().to_value("Mpc"), halos.position / h)
+    np.testing.assert_allclose(groups.cores.to_physical().to_value("Mpc"), halos.core / h / 2)
+    np.testing.assert_allclose(groups.velocities.to_value("km/s"), halos.velocity, rtol=1e-5)
+    with pytest.raises(ValueError, match="halos must be a HaloCatalogue; call friends_of_friends"):
+        pmd.save_groups(tmp_path / "groups.hdf5", clustered, cosmo, config)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_yt_and_halotools_read_catalogues(clustered: pmd.Particles, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ ALL = (
     "observe.bispectrum={shells=2}",
     "observe.cross={}",
     "observe.pdf={bins=4, low=0.1}",
-    "observe.halos={linking_length=0.4, min_particles=3}",
+    "observe.halos={linking_length=0.4, min_particles=3, swift=true}",
     "observe.fields={mesh=[16, 8, 12], quantities=['density', 'momentum', 'velocity'], precision='float16'}",
     "observe.fields.compression=gzip",
     "observe.light_cone={edges=[0, 64, 200], sources=0.06, pixels=8, rays=4, field=4.0, observer=[0, 0, 5]}",
@@ -215,6 +215,8 @@ def test_halos(whole: SimulationJob):
         number, mass = file["halo_particles"][:], file["halo_m200m"][:]
         assert file["halo_m200m"].attrs["unit"] == "Msun/h"
         assert file["halo_mfof"][0] == pytest.approx(number[0] * file.attrs["particle_mass [Msun/h]"])
+    with h5py.File(whole.folder / "halos_z0.000.swift.hdf5") as file:
+        np.testing.assert_array_equal(file["Groups/Sizes"], number)
     assert table["halos"].sum() == (mass > 0).sum()
     assert number.min() >= 3
     simulation = whole.simulation

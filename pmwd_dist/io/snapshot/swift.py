@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
+import h5py
 import jax.numpy as jnp
 import numpy as np
 
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist._files import atomic_write
+from pmwd_dist.config import Config
 from pmwd_dist.cosmology.expansion import background, expansion
+from pmwd_dist.cosmology.growth import parameters_of
 from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY, Parameters, parameters
 from pmwd_dist.cosmology.radiation import T_CMB
 from pmwd_dist.io.snapshot.base import (
@@ -21,6 +27,7 @@ from pmwd_dist.io.snapshot.base import (
     id_type,
 )
 from pmwd_dist.io.snapshot.units import CM_PER_MPC, GRAM_PER_MASS
+from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes
 
 _SECOND = CM_PER_MPC / 1e5  # Mpc s/km
 _UNITS = {
@@ -142,6 +149,55 @@ def _described(text: str, a: float, *, length: int = 0, mass: int = 0, time: int
         "Property can be converted to comoving": 1,
     }
     return _in_arrays(numbers) | {"Description": text}
+
+
+def save_groups(path: str | Path, halos: Any, cosmo: Any, config: Config) -> None:
+    """Write halos as SWIFT's catalogue of friends-of-friends groups, which swiftsimio opens. Collective.
+
+    The group `Groups` has `GroupIDs`, `Sizes` (numbers of particles), `Masses` [1e10 Msun], `Centres` of mass and
+    `Cores`, comoving [Mpc], and peculiar `Velocities` [km/s].
+
+    Args:
+      path: path of the file.
+      halos: halos of `observe.friends_of_friends`.
+      cosmo: cosmology, or its `growth_table`.
+      config: configuration of the simulation.
+
+    Raises:
+      ValueError: the halos are not a HaloCatalogue.
+      OSError: the file can't be written; it is absent then.
+
+    Examples:
+      >>> pmd.save_groups("groups.hdf5", observe.friends_of_friends(particles, cosmo, config), cosmo, config)
+    """
+    if not hasattr(halos, "core"):
+        raise ArgumentError("halos", halos, "must be a HaloCatalogue", "call friends_of_friends", show_value=False)
+    with raise_on_all_processes():
+        if is_main():
+            write_groups(Path(path), halos, cosmo, config)
+
+
+def write_groups(path: Path, halos: Any, cosmo: Any, config: Config) -> None:
+    """`save_groups` on this process alone."""
+    own, a, count = parameters_of(cosmo), float(halos.about["a"]), len(halos)
+    h = float(own.h)
+    groups = _groups(Part(0, 1, own, config, a, "f8"))
+    numbers = {"NumGroup_ThisFile": count, "NumGroup_Total": count, "NumFilesPerSnapshot": 1}
+    groups["Header"] |= _in_arrays(numbers) | {"OutputType": "FOF"}
+    length: Any = {"length": 1, "a_power": 1}
+    columns: dict[str, tuple[np.ndarray, str, dict[str, int]]] = {
+        "GroupIDs": (halos.columns["halo_id"], "Least index of a lattice site in the group", {}),
+        "Sizes": (halos.number, "Numbers of particles", {}),
+        "Masses": (halos.mass / h / 1e10, "Masses of all particles", {"mass": 1}),
+        "Centres": (halos.position / h, "Co-moving centres of mass", length),
+        "Cores": (halos.core / h, "Co-moving densest places", length),
+        "Velocities": (halos.velocity, "Mean peculiar velocities, a dx/dt", {"length": 1, "time": -1}),
+    }
+    with atomic_write(path) as aside, h5py.File(aside, "w", locking=False) as file:
+        for name, attributes in (groups | {"Groups": {}}).items():
+            file.create_group(name).attrs.update(attributes)
+        for name, (values, text, powers) in columns.items():
+            file.create_dataset(f"Groups/{name}", data=values).attrs.update(_described(text, a, **powers))
 
 
 SWIFT = SnapshotFormat(

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pmwd_dist.config import Config
+from pmwd_dist.io.snapshot.swift import write_groups
 from pmwd_dist.observe.halo_masses import overdensity_masses
 from pmwd_dist.observe.halos import HaloCatalogue, friends_of_friends
 from pmwd_dist.observe.mass_function import mass_function, tinker_mass_function
@@ -48,6 +49,7 @@ class Halos(TableOutput):
         "(vir), or of all particles that are linked (fof)",
         "200m",
     )
+    swift: bool = about("write SWIFT's catalogue of groups, too, which swiftsimio opens", False)
 
     def problems(self, box: Box) -> Iterator[str]:
         """A box of few particles along a side."""
@@ -57,8 +59,8 @@ class Halos(TableOutput):
             yield f"observe.halos.linking_length = {self.linking_length}: {limit}; use more box.particles"
 
     def names(self, z: float) -> list[str]:
-        """Names of table, figure and catalogue."""
-        return [*super().names(z), self.file(z, "hdf5")]
+        """Names of table, figure and catalogues."""
+        return [*super().names(z), self.file(z, "hdf5"), *([self.file(z, "swift.hdf5")] if self.swift else [])]
 
     def disk(self, simulation: SimulationSetup, count: int) -> int:
         """Size of the catalogues of halos of as few particles as may be."""
@@ -81,12 +83,14 @@ class Halos(TableOutput):
             power, cosmo = simulation.linear_power, simulation.cosmo
             table.columns[_FIT] = tinker_mass_function(table["mass"], power, cosmo, view.a)
             table.units[_FIT] = table.units["dn/dlnM"]
-        return halos, table
+        return halos, table, simulation
 
     def write(self, folder: Path, z: float, values: Any) -> None:
-        """Write catalogue and table."""
-        halos, table = values
+        """Write catalogues and table."""
+        halos, table, simulation = values
         halos.write(folder / self.file(z, "hdf5"))
+        if self.swift:
+            write_groups(folder / self.file(z, "swift.hdf5"), halos, simulation.cosmo, simulation.config)
         super().write(folder, z, table)
 
     @classmethod
