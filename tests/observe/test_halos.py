@@ -221,6 +221,7 @@ def test_the_mass_function_of_tinker() -> None:
         pmd.observe.tinker_mass_function([1e12, -1], power, cosmo, 1.0)
 
 
+@pytest.mark.slow
 def test_swiftsimio_reads_groups(clustered: pmd.Particles, tmp_path: Path) -> None:
     swiftsimio = pytest.importorskip("swiftsimio")
     config, cosmo = configure(pmd.Decomposition((1, 1))), problems.cosmology()
