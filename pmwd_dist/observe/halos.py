@@ -29,7 +29,7 @@ PARTICLE_MASS = "particle_mass [Msun/h]"
 DEFINITIONS = ("vir", "200m", "200c")  # of spherical overdensity masses
 _FEW = 10  # particles, or this part of a halo, in the last sphere around its core
 _SHRINKING = 0.9  # ratio of the radii of two spheres
-_AT_ONCE = 1 << 20  # particles of groups that a thread takes
+_AT_ONCE = 1 << 16  # particles of groups that a thread takes: arrays that stay in its cache
 
 
 class Rows(NamedTuple):
