@@ -21,6 +21,7 @@ from pmwd_dist.observe.counts import weighted_overdensity as weighted_overdensit
 from pmwd_dist.observe.filters import smoothed as smoothed
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone as FlatSkyLightCone
 from pmwd_dist.observe.galaxy_cone import galaxy_light_cone as galaxy_light_cone
+from pmwd_dist.observe.halo_cone import halo_light_cone as halo_light_cone
 from pmwd_dist.observe.halo_masses import overdensity_masses as overdensity_masses
 from pmwd_dist.observe.halos import HaloCatalogue as HaloCatalogue
 from pmwd_dist.observe.halos import friends_of_friends as friends_of_friends

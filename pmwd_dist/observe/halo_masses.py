@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY, Cosmology
-from pmwd_dist.observe.halos import DEFINITIONS, PARTICLE_MASS, HaloCatalogue, Rows, particle_rows
+from pmwd_dist.observe.halos import DEFINITIONS, PARTICLE_MASS, HaloCatalogue, Rows, check_halos, particle_rows
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.exchange import Places
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
@@ -61,11 +60,7 @@ def overdensity_masses(
       >>> halos.columns["halo_m200m"]
     """
     check_on_host("overdensity_masses", (particles, cosmo))
-    if not isinstance(halos, HaloCatalogue):
-        raise ArgumentError("halos", halos, "must be a HaloCatalogue", "call friends_of_friends", show_value=False)
-    if tuple(halos.about["box_size [Mpc/h]"]) != tuple(config.box_size):
-        constraint = f"are of a box of {halos.about['box_size [Mpc/h]']} Mpc/h, and the config of {config.box_size}"
-        raise ArgumentError("halos", halos, constraint, "pass their config", show_value=False)
+    check_halos(halos, config)
     rows, _ = particle_rows(particles, config, halos.about["a"])
     table, places = growth_table_to(2, cosmo), Places(config.decomposition, config.box_size)
     return with_masses(halos, rows, places, float(table.cosmo.Omega_cb), float(table.E(halos.about["a"])))
@@ -115,8 +110,7 @@ def _spheres(halos: HaloCatalogue, own: np.ndarray, rows: Rows, places: Places, 
             continue
         members = tree.query_ball_point(core[part], reach[part])
         halo = np.repeat(np.arange(len(part)), [len(x) for x in members])
-        d = points[np.concatenate(members).astype(np.int64)] - core[part][halo]
-        d -= places.sides * np.rint(d / places.sides)
+        d = places.nearest(points[np.concatenate(members).astype(np.int64)] - core[part][halo])
         distance = np.sqrt(np.sum(d**2, axis=-1))
         order = np.lexsort((distance, halo))
         yield part, _Spheres(halo[order], distance[order])

@@ -103,6 +103,16 @@ class HaloCatalogue(Catalogue):
         return np.stack([self.columns[name.format(axis)] for axis in "xyz"], axis=-1)
 
 
+def check_halos(halos: Any, config: Config | None = None, *, name: str = "halos") -> None:
+    """Raise ArgumentError unless this is a HaloCatalogue, in the box of a config if there is one."""
+    if not isinstance(halos, HaloCatalogue):
+        raise ArgumentError(name, halos, "must be a HaloCatalogue", "call friends_of_friends", show_value=False)
+    box = halos.about["box_size [Mpc/h]"]
+    if config is not None and tuple(box) != config.box_size:
+        constraint = f"has a box of {tuple(box)} Mpc/h, and the config of {config.box_size}"
+        raise ArgumentError(name, halos, constraint, "pass their config", show_value=False)
+
+
 @on_auto_axes
 def friends_of_friends(
     particles: Particles,
@@ -248,8 +258,7 @@ def catalogue_of(rows: Rows, places: Places, about: dict[str, Any]) -> HaloCatal
     def table_of(low: int, high: int) -> np.ndarray:
         own, first = slice(ends[low], ends[high]), starts[low:high] - ends[low]
         number, start = np.diff(ends[low : high + 1]), rows.x[starts[low:high]].astype(float)
-        x = rows.x[own] - np.repeat(start, number, axis=0)
-        x -= sides * np.rint(x / sides)  # from the first particle of the group
+        x = places.nearest(rows.x[own] - np.repeat(start, number, axis=0))  # from the first particle of the group
         centre, u = (np.add.reduceat(y, first, dtype=float) / number[:, None] for y in (x, rows.u[own]))
         return np.column_stack(
             [rows.group[starts[low:high]], number, start + centre, u, start + _cores(x, number, centre)]

@@ -17,7 +17,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe.catalogue import Catalogue
-from pmwd_dist.observe.halos import DEFINITIONS, HaloCatalogue, wrapped
+from pmwd_dist.observe.halos import DEFINITIONS, HaloCatalogue, check_halos, wrapped
 from pmwd_dist.observe.redshift_space import LineOfSight, direction
 from pmwd_dist.parallel.inputs import check_on_host
 from pmwd_dist.pm.noise import check_key
@@ -99,7 +99,8 @@ def halo_galaxies(
         raise ArgumentError("occupation", occupation, "must be a HaloOccupation", show_value=False)
     check_key(key)
     check_choice(definition, "definition", DEFINITIONS)
-    if not isinstance(halos, HaloCatalogue) or f"halo_m{definition}" not in halos.columns:
+    check_halos(halos)
+    if f"halo_m{definition}" not in halos.columns:
         raise ArgumentError("halos", halos, f"have no M{definition}", "call overdensity_masses", show_value=False)
     mass, a, sides = halos.columns[f"halo_m{definition}"], halos.about["a"], halos.about["box_size [Mpc/h]"]
     if concentration is None:

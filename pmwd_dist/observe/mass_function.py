@@ -14,7 +14,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.linear_power import sigma_R
 from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY, Cosmology
-from pmwd_dist.observe.halos import DEFINITIONS, HaloCatalogue
+from pmwd_dist.observe.halos import DEFINITIONS, HaloCatalogue, check_halos
 from pmwd_dist.pm import inputs
 
 _PER_DECADE = 5  # bins
@@ -51,8 +51,7 @@ def mass_function(halos: HaloCatalogue, edges: Any = None, *, definition: str = 
     Examples:
       >>> found = observe.mass_function(observe.friends_of_friends(solution.particles, cosmo, config))
     """
-    if not isinstance(halos, HaloCatalogue):
-        raise ArgumentError("halos", halos, "must be a HaloCatalogue", "call friends_of_friends", show_value=False)
+    check_halos(halos)
     check_choice(definition, "definition", ("fof", *DEFINITIONS))
     mass = halos.columns.get(f"halo_m{definition}")
     if mass is None:

@@ -43,6 +43,10 @@ class Places:
             found[owner] |= along[0][i] & along[1][j]
         return found
 
+    def nearest(self, x: np.ndarray) -> np.ndarray:
+        """Differences of positions to the nearest images, shape (differences, 3) [Mpc/h]."""
+        return x - self.sides * np.rint(x / self.sides)
+
     def _scaled(self, x: np.ndarray, axis: int) -> np.ndarray:
         return x[:, axis] * (self.parts[axis] / self.sides[axis])
 

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import pmwd_dist as pmd
-from benchmarks import accuracy, cost_table, loads, measure, op_timing, scaling, stages, train_force
+from benchmarks import accuracy, cost_table, halo_matching, loads, measure, op_timing, scaling, stages, train_force
 from benchmarks.accuracy import Case
 from benchmarks.problem import FLOOR_BYTES
+from pmwd_dist import observe
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +41,36 @@ def test_loads_are_timed_beside_their_floors(tmp_path: Path, capsys: pytest.Capt
     assert bytes_of["random", "read, three fields"] == 24 + 4 * 13 / 8 * 32
     table = capsys.readouterr().out.splitlines()
     assert {line.count("|") for line in table[2:]} == {8}
+
+
+def test_halos_are_matched_by_place_and_mass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Partners are those that were moved; others are too far away, too light, or have a nearer one."""
+    core, number = np.array([[0.1, 5, 5], [4, 4, 4], [8, 2, 2], [6, 8, 1]]), np.array([300, 100, 40, 30])
+    one = halo_matching.Halos(number, core, np.full(3, 10.0))
+    moved = np.array([[9.9, 5, 5], [4, 4.3, 4], [8, 2, 4], [6, 8, 1], [4, 4.2, 4]])
+    other = halo_matching.Halos(np.array([330, 90, 40, 14, 45]), moved, one.box)
+    paired, distance, ratio = halo_matching.match(one, other)
+    np.testing.assert_array_equal(paired, [True, True, False, False])
+    np.testing.assert_allclose(distance, [0.2, 0.3])
+    np.testing.assert_allclose(ratio, [1.1, 0.9])
+    for name, halos in {"one": one, "other": other}.items():
+        columns = {f"halo_core_{axis}": 2 * halos.core[:, i] for i, axis in enumerate("xyz")}
+        about = {"box_size [Mpc/h]": (20.0, 20.0, 20.0), "config": json.dumps({"particle_shape": [10, 10, 10]})}
+        columns |= {"halo_particles": halos.number}
+        observe.Catalogue(columns, dict.fromkeys(columns, ""), about).save(tmp_path / f"{name}.hdf5")
+    halo_matching.main([str(tmp_path / "one.hdf5"), str(tmp_path / "other.hdf5")])
+    row, *others = capsys.readouterr().out.splitlines()[2:]
+    assert row == "| other | 100 to 200 | 1 | 1.000 | 0.300 | 0.900 (0.90 to 0.90) |"
+    assert len(others) == 1
+
+
+@pytest.mark.slow
+def test_halos_of_runs_are_matched(capsys: pytest.CaptureFixture[str]) -> None:
+    """A finer plain particle mesh has the same halos."""
+    halo_matching.main(["--particles", "16", "--plain", "--least", "10"])
+    rows = [line.split("|") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert {row[1].strip() for row in rows} == {"2 Mpc/h, 1 cell", "2 Mpc/h, 2 cells", "2 Mpc/h, 2 cells, corrected"}
+    assert all(float(row[4]) > 0.5 and float(row[5]) < 0.5 for row in rows if int(row[3]) > 5)
 
 
 @pytest.mark.parametrize("load", loads.LOADS)

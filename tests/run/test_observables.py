@@ -25,6 +25,7 @@ from pmwd_dist.run.common.control import Interrupted
 from pmwd_dist.run.common.folder import Log, StartError
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.outputs.fields import Fields
+from pmwd_dist.run.outputs.halos import Halos
 from pmwd_dist.run.settings import SettingsError
 from pmwd_dist.run.simulation.job import SimulationJob
 
@@ -233,11 +234,36 @@ def test_large_numbers_of_float16_have_a_scale(tmp_path: Path):
         np.testing.assert_allclose(file["density"][:] * file["density"].attrs["scale"], densities, rtol=1e-3)
 
 
-def test_a_mesh_of_fields_that_does_not_divide_is_refused(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("observe.fields.mesh=30", r"observe.fields.mesh = 30 along x: is not divisible by 4 .*; use 28 or"),
+        ("observe.halos.observer=[0, 0, 65]", "observe.halos.observer: must lie in the box of 64"),
+    ],
+)
+def test_keys_that_do_not_fit_the_simulation_are_refused(tmp_path: Path, override: str, words: str):
     file = tmp_path / "run.toml"
     file.write_text(f"{MINIMAL}[devices]\npdims = [4, 1]\n")
-    with pytest.raises(SettingsError, match=r"observe.fields.mesh = 30 along x: is not divisible by 4 .*; use 28 or"):
-        SimulationJob.of(read(file, ["observe.fields.mesh=30"]), tmp_path / "out")
+    with pytest.raises(SettingsError, match=words):
+        SimulationJob.of(read(file, [override]), tmp_path / "out")
+
+
+def test_halos_on_the_light_cone_are_those_of_all_catalogues(tmp_path: Path):
+    simulation, rng, catalogues = make(tmp_path / "run").simulation, np.random.default_rng(0), []
+    for label, a in {"z0.000": 1.0, "z0.100": 1 / 1.1}.items():
+        names = [f"halo_{kind}{axis}" for kind in ("", "core_", "v") for axis in "xyz"]
+        columns = {name: rng.uniform(0, 32, 20) for name in names} | {"halo_particles": np.arange(20)}
+        about = {"a": a, "z": 1 / a - 1, "box_size [Mpc/h]": simulation.config.box_size}
+        catalogues.append(pmd.observe.HaloCatalogue(columns, dict.fromkeys(columns, "Mpc/h"), about))
+        catalogues[-1].write(tmp_path / f"halos_{label}.hdf5")
+        (tmp_path / f"halos_{label}.csv").touch()
+    output = Halos(light_cone=True, observer=(1.0, 2.0, 3.0))
+    output.write_last(tmp_path, simulation, None, None)
+    found = pmd.observe.halo_light_cone(catalogues, simulation.cosmo, simulation.config, observer=(1, 2, 3))
+    with h5py.File(tmp_path / output.last_names()[0]) as file:
+        assert file["halo_vx"].attrs["unit"] == "Mpc/h"
+        for name, values in found.columns.items():
+            np.testing.assert_array_equal(file[name], values)
 
 
 def test_the_galaxies_of_the_light_cone(whole: SimulationJob, tmp_path: Path):
@@ -337,6 +363,7 @@ def test_counts_have_the_power_of_the_table(tmp_path: Path):
         ("observe.bispectrum.shells=0", "bispectrum.shells = 0: must be 1 or more"),
         ("observe.bispectrum.triangles=right", "bispectrum.triangles = .right.: must be"),
         ("observe.halos.linking_length=2.0", "halos.linking_length = 2.0: must be 1 or less"),
+        ("observe.halos.light_cone=true", "halos.light_cone = true: needs halos of two or more output.redshifts"),
         ("observe.fields.quantities=[]", "fields.quantities = .*: must hold one name or more, each once"),
         ("observe.fields.precision=float64", "fields.precision = .float64.: must be .float16. or .float32."),
         ("observe.pdf.high=1e-3", "must be greater than observe.pdf.low = 0.01"),

@@ -7,25 +7,32 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
+from pmwd_dist.io.snapshot import content
 from pmwd_dist.io.snapshot.swift import write_groups
+from pmwd_dist.observe.halo_cone import halo_light_cone
 from pmwd_dist.observe.halo_masses import overdensity_masses
 from pmwd_dist.observe.halos import HaloCatalogue, friends_of_friends
 from pmwd_dist.observe.mass_function import mass_function, tinker_mass_function
+from pmwd_dist.observe.shells import checked_observer
+from pmwd_dist.parallel import distributed
+from pmwd_dist.parallel.distributed import raise_on_all_processes
 from pmwd_dist.report import plot
 from pmwd_dist.report.page import Caption
 from pmwd_dist.report.tables import Table
-from pmwd_dist.run.outputs.base import Drawing, TableOutput, View
-from pmwd_dist.run.settings.section import about
+from pmwd_dist.run.outputs.base import Arrays, Drawing, TableOutput, View
+from pmwd_dist.run.settings.section import Distance, Three, about
 from pmwd_dist.run.settings.setup import SimulationSetup
 from pmwd_dist.run.settings.simulation_sections import Box
 
 _HALO, _PARTICLE = 160, 200  # bytes of a halo in its file, and of a particle while halos are found
 _FIT = "Tinker 2008"
+_CONE = "halos_light_cone.hdf5"
 
 
 class Halos(TableOutput):
@@ -51,12 +58,31 @@ class Halos(TableOutput):
     )
     swift: bool = about("write SWIFT's catalogue of groups, too, which swiftsimio opens", False)
 
+    light_cone: bool = about(
+        "halos on the light cone, from those of all output.redshifts: RA, DEC and redshift of each", False
+    )
+    observer: Annotated[tuple[Distance, Distance, Distance], Three] | None = about(
+        "place of the observer of the light cone in the box [Mpc/h]; default: the centre", None, [0.0, 0.0, 0.0]
+    )
+
     def problems(self, box: Box) -> Iterator[str]:
         """A box of few particles along a side."""
         volume, least = math.prod(box.size) / math.prod(box.particles or box.mesh), min(box.size) / 2
         if self.linking_length * volume ** (1 / 3) >= least:
             limit = f"must be less than half of the box, {least / volume ** (1 / 3):.3g}"
             yield f"observe.halos.linking_length = {self.linking_length}: {limit}; use more box.particles"
+
+    def input_problems(self, arrays: Arrays, simulation: SimulationSetup) -> list[str]:
+        """An observer outside of the box."""
+        try:
+            checked_observer(self.observer or (0.0, 0.0, 0.0), simulation.config.box_size)
+        except ArgumentError as error:
+            return [f"observe.halos.observer: {error.reason}"]
+        return []
+
+    def last_names(self) -> list[str]:
+        """Name of the halos on the light cone."""
+        return [_CONE] if self.light_cone else []
 
     def names(self, z: float) -> list[str]:
         """Names of table, figure and catalogues."""
@@ -93,12 +119,38 @@ class Halos(TableOutput):
             write_groups(folder / self.file(z, "swift.hdf5"), halos, simulation.cosmo, simulation.config)
         super().write(folder, z, table)
 
+    def write_last(self, folder: Path, simulation: SimulationSetup, shells: Any, passage: Any) -> None:
+        """Write the halos on the light cone, from the catalogues of the folder.
+
+        Raises:
+          ValueError, OSError, SharedError: a catalogue is damaged, or a file can't be read or written.
+        """
+        with raise_on_all_processes():
+            if self.light_cone and distributed.is_main():
+                catalogues = [read_halos(path.with_suffix(".hdf5")) for _, path in self.data(folder)]
+                found = halo_light_cone(catalogues, simulation.cosmo, simulation.config, observer=self.observer)
+                found.write(folder / _CONE)
+
     @classmethod
     def plot(cls, table: Table) -> Drawing:
         """The mass function."""
         columns = (table[name] for name in ("mass", "dn/dlnM", "error", "halos"))
         found = SimpleNamespace(**dict(zip(("mass", "density", "error", "number"), columns, strict=True)))
         return partial(plot.mass_function, found, table.columns.get(_FIT))
+
+
+def read_halos(path: Path) -> HaloCatalogue:
+    """Columns, scale factor and box of a catalogue of a run.
+
+    Raises:
+      ValueError: the file is damaged.
+      OSError: it can't be read.
+    """
+    with content.opened(path) as file:
+        columns = {name: content.rows(content.array(file, name, "iuf", None), 0, None) for name in file}
+        box = tuple(content.values(file, "box_size [Mpc/h]").tolist())
+        units = {name: str(file[name].attrs["unit"]) for name in columns}
+        return HaloCatalogue(columns, units, {"a": content.number(file, "a", 1e-3, 2), "box_size [Mpc/h]": box})
 
 
 def halo_table(halos: HaloCatalogue, definition: str, title: str) -> Table:

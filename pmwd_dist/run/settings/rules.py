@@ -74,6 +74,9 @@ def _outputs(settings: SimulationSettings) -> Problems:
             f"output.redshifts = {shown(output.redshifts)}: {few} outside the time span, z = {high:g} to {low:g} "
             f"(a = {time.a_start:g} to {time.a_stop:g}); change output.redshifts, or time.a_start or time.a_stop"
         )
+    halos = settings.observe.halos
+    if halos is not None and halos.light_cone and len(output.redshifts or ()) < 2:
+        yield "observe.halos.light_cone = true: needs halos of two or more output.redshifts"
 
 
 def _start(settings: SimulationSettings) -> Problems:
