@@ -23,7 +23,7 @@ impl Coordinate for f64 {}
 /// precision: d0² + d1² + d2², in this order, is at most the square of the length.
 ///
 /// # Errors
-/// If the grid of cells is too fine, or there are 2³¹ points or more.
+/// If a coordinate is not in the box, the grid of cells is too fine, or there are 2³¹ points or more.
 pub fn friends<T: Coordinate>(
     points: &[[T; 3]],
     sides: [f64; 3],
@@ -32,6 +32,11 @@ pub fn friends<T: Coordinate>(
 ) -> Result<Vec<i32>, String> {
     if i32::try_from(points.len()).is_err() {
         return Err(format!("expected fewer than 2^31 points, got {}", points.len()));
+    }
+    let inside = |point: &[T; 3]| (0..3).all(|i| (0.0..sides[i]).contains(&point[i].into()));
+    if let Some(first) = points.iter().position(|point| !inside(point)) {
+        let place = points[first].map(Into::into);
+        return Err(format!("expected points from 0 to below {sides:?}, got {place:?} at index {first}"));
     }
     let grid = Grid::new(sides, length)?;
     let cells = Cells::sort(&grid, points, pool);
@@ -150,6 +155,14 @@ mod tests {
         }
         check(&[[0.5; 3]; 50], [1.0; 3], 0.1);
         check(&[], [1.0; 3], 0.1);
+    }
+
+    #[test]
+    fn a_point_that_is_not_in_the_box_is_an_error() {
+        for x in [f64::NAN, f64::INFINITY, -1e-9, 2.0] {
+            let error = friends(&[[0.5; 3], [0.5, x, 0.5]], [1.0, 2.0, 1.0], 0.2, &Threads(1));
+            assert!(error.is_err_and(|text| text.ends_with("at index 1")), "{x}");
+        }
     }
 
     #[test]
