@@ -12,7 +12,15 @@ import numpy as np
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY
 from pmwd_dist.io.snapshot.header import SnapshotHeader, read_header, snapshot_files, units_note
-from pmwd_dist.io.snapshot.particles import ORDER, POSITIONS, VELOCITIES, check_arrays, chunks
+from pmwd_dist.io.snapshot.particles import (
+    MASSES,
+    ORDER,
+    POSITIONS,
+    VELOCITIES,
+    check_arrays,
+    chunks,
+    holds,
+)
 from pmwd_dist.observe.halo_masses import with_masses
 from pmwd_dist.observe.halos import PARTICLE_MASS, Rows, catalogue_of, find_groups, joined, make_rows, wrapped
 from pmwd_dist.parallel import distributed
@@ -22,6 +30,7 @@ from pmwd_dist.report.tables import write_table
 from pmwd_dist.run.outputs.halos import halo_table
 
 _DARK = 1  # type of the particles
+_EQUAL = 1e-4  # largest relative difference of their masses
 
 
 def measure_halos(path: Path, output: Path | None, length_unit: str | None, **options: Any) -> list[str]:
@@ -47,15 +56,15 @@ def measure_halos(path: Path, output: Path | None, length_unit: str | None, **op
     count, volume = (*header.counts, 0, 0)[_DARK], math.prod(header.box_size)
     if not count:
         raise ValueError(f"{files[0]}: has no particles of type {_DARK}, dark matter")
-    others = sum(header.counts) - count
-    if not header.masses[_DARK] and (others or math.isnan(header.Omega_m)):
+    others, mass = sum(header.counts) - count, _mass(files, header)
+    if not mass and (others or math.isnan(header.Omega_m)):
         what = "beside particles of other types" if others else "without Omega_m"
-        raise ValueError(f"{files[0]}: its header has no mass of particles of type {_DARK}, {what}; write MassTable")
+        raise ValueError(f"{files[0]}: has no mass of particles of type {_DARK}, {what}; write MassTable or Masses")
     check_arrays(files, header, _DARK, (POSITIONS, VELOCITIES))
     devices = jax.device_count()
     places = Places(default_decomposition(((devices, devices, 1),), devices), header.box_size)
     rows = _rows(files, header)
-    mass = header.masses[_DARK] or header.Omega_m * CRITICAL_DENSITY * volume / count
+    mass = mass or header.Omega_m * CRITICAL_DENSITY * volume / count
     about = {"a": header.a, "z": 1 / header.a - 1, "box_size [Mpc/h]": header.box_size, PARTICLE_MASS: 1e10 * mass}
     try:
         groups = find_groups(rows, places, count, **options)
@@ -73,6 +82,19 @@ def measure_halos(path: Path, output: Path | None, length_unit: str | None, **op
         write_table(output.with_suffix(".csv"), halo_table(halos, "200m", f"z = {about['z']:.4g}"))
     note = units_note(header, files[0], "--length-unit")
     return [*([note] if note else []), f"{len(halos)} halos", f"wrote {output}", f"wrote {output.with_suffix('.csv')}"]
+
+
+def _mass(files: list[Path], header: SnapshotHeader) -> float:
+    """Mass of each particle of the header, or of all in the files [1e10 Msun/h]; 0 where none is known."""
+    if header.masses[_DARK] or not holds(files, _DARK, MASSES):
+        return header.masses[_DARK]
+    check_arrays(files, header, _DARK, (MASSES,))
+    masses = [(values.min(), values.max()) for (values,) in chunks(files, header, _DARK, (MASSES,))]
+    least, most = float(np.min(masses)), float(np.max(masses))
+    if most - least > _EQUAL * most:
+        text = f"masses from {least:.6g} to {most:.6g} x 1e10 Msun/h, and must all have one"
+        raise ValueError(f"{files[0]}: its particles of type {_DARK} have {text}")
+    return most
 
 
 def _rows(files: list[Path], header: SnapshotHeader) -> Rows:

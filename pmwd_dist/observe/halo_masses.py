@@ -67,7 +67,18 @@ def overdensity_masses(
 
 
 def with_masses(halos: HaloCatalogue, rows: Rows, places: Places, Omega_m: float, E: float) -> HaloCatalogue:
-    """`overdensity_masses` of the particles of this process, at an expansion rate [H0]. Collective."""
+    """`overdensity_masses` of particles of a process. Collective.
+
+    Args:
+      halos: all halos, on every process.
+      rows: particles of this process, of `make_rows`, shape (particles,); all processes together have each once.
+      places: owners of the places of the box.
+      Omega_m: density of the particles today [critical density today].
+      E: expansion rate at the scale factor of the halos [H0].
+
+    Returns:
+      The halos with six more columns of shape (halos,), masses [Msun/h] and comoving radii [Mpc/h].
+    """
     mass, densities = halos.about[PARTICLE_MASS], _densities(Omega_m, E**2 * halos.about["a"] ** 3)
     reach = _REACH * _radius(halos.mass, densities["200m"])
     farthest = min(reach.max(initial=0), 0.499 * min(places.sides))

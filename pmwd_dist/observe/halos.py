@@ -201,6 +201,19 @@ def find_groups(rows: Rows, places: Places, count: int, *, linking_length: float
 
     Pairs lie within the reach of the block of one of them, on whose process both are. Groups of two processes are
     joined by the particles that both have.
+
+    Args:
+      rows: particles of this process, of `make_rows`, shape (particles,); all processes together have each once.
+      places: owners of the places of the box.
+      count: number of all particles.
+      linking_length: linking length over the mean distance of particles, 0.05 to 1.
+      min_particles: least number of particles of a group.
+
+    Returns:
+      Rows of the particles of groups, with the least site in the group of each as `group`.
+
+    Raises:
+      ValueError: a number is out of its range, or the linking length is half of the box or more.
     """
     check_number(linking_length, "linking_length", 0.05, 1)
     check_number(min_particles, "min_particles", 1)
@@ -250,7 +263,16 @@ def _join(rows: Rows, shared: np.ndarray) -> np.ndarray:
 
 
 def catalogue_of(rows: Rows, places: Places, about: dict[str, Any]) -> HaloCatalogue:
-    """Catalogue of groups of `find_groups`, on every process. Collective."""
+    """Catalogue of the groups of all processes, on every process. Collective.
+
+    Args:
+      rows: particles of groups, of `find_groups`.
+      places: owners of the places of the box.
+      about: facts for the catalogue, with the mass of a particle [Msun/h] as `PARTICLE_MASS`.
+
+    Returns:
+      Halos with their columns of shape (halos,), by number of particles, largest first, and by `halo_id`.
+    """
     starts, sides = _starts(rows.group), places.sides
     ends = np.append(starts, len(rows.group))
     cuts = np.unique(np.searchsorted(ends, np.arange(0, ends[-1] + _AT_ONCE, _AT_ONCE)).clip(max=len(starts)))

@@ -222,6 +222,18 @@ def test_halos_of_a_snapshot(cli: Cli, tmp_path: Path):
             np.testing.assert_allclose(file[name], values, rtol=2e-5, atol=1e-3 * (name[5:] in {"x", "y", "z"}))
     assert (tmp_path / "s_halos.csv").read_text().startswith("# M200m of halos, z = 1")
     fails(cli("halos", path, "--linking-length", 3), "--linking-length=3.0 must be a finite number from 0.05 to 1")
+    with h5py.File(path, "a") as file:
+        file["Header"].attrs["MassTable"] = np.zeros(6)
+    assert cli("halos", path, "--linking-length", 0.26, "--output", tmp_path / "by_masses.hdf5")[0] == 0
+    with h5py.File(tmp_path / "by_masses.hdf5") as file:
+        np.testing.assert_allclose(file["halo_mvir"], expected.columns["halo_mvir"], rtol=2e-5)
+    with h5py.File(path, "a") as file:
+        file["PartType1/Masses"][0] *= 2
+    fails(
+        cli("halos", path),
+        "s.hdf5: its particles of type 1 have masses from 8.60",
+        "1e10 Msun/h, and must all have one",
+    )
 
 
 def test_power_of_a_hydrodynamic_run_in_several_files(cli: Cli, tmp_path: Path):

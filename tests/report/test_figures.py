@@ -139,6 +139,15 @@ def test_another_process_draws_what_it_can(tmp_path: Path, monkeypatch: pytest.M
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize("fit", [None, np.ones(3)])
+def test_a_mass_function_has_a_ratio_to_a_fit_alone(fit: Any):
+    found = SimpleNamespace(**dict.fromkeys(("mass", "density", "error", "number"), 1 + np.arange(3.0)))
+    axes = plot.mass_function(found, fit).axes
+    assert [ax.get_ylabel()[:5] for ax in axes] == ["$\\mat", "ratio"][: 1 if fit is None else 2]
+    assert [bool(ax.get_xlabel()) for ax in axes] == ([True] if fit is None else [False, True])
+    assert axes[-1].lines
+
+
 def test_flows_are_drawn_as_arrows(tmp_path: Path):
     """With the speed of one of them as the key; without a velocity there are none."""
     velocity = 300 * np.ones((2, 64, 32)) / np.sqrt(2)
