@@ -71,7 +71,7 @@ def with_masses(halos: HaloCatalogue, rows: Rows, places: Places, Omega_m: float
 
     Args:
       halos: all halos, on every process.
-      rows: particles of this process, of `make_rows`, shape (particles,); all processes together have each once.
+      rows: particles of this process, of `make_rows`; all processes together have each once.
       places: owners of the places of the box.
       Omega_m: density of the particles today [critical density today].
       E: expansion rate at the scale factor of the halos [H0].

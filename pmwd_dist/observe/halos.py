@@ -203,7 +203,7 @@ def find_groups(rows: Rows, places: Places, count: int, *, linking_length: float
     joined by the particles that both have.
 
     Args:
-      rows: particles of this process, of `make_rows`, shape (particles,); all processes together have each once.
+      rows: particles of this process, of `make_rows`; all processes together have each once.
       places: owners of the places of the box.
       count: number of all particles.
       linking_length: linking length over the mean distance of particles, 0.05 to 1.

@@ -24,7 +24,7 @@ def group_labels(points: np.ndarray, sides: Sequence[float], length: float) -> n
       length: linking length, in the unit of the points.
 
     Raises:
-      ValueError: a point is not finite or not in the box, or the box has too many cells of the length.
+      ValueError: on CPUs, a point is not finite or not in the box, or the box has too many cells of the length.
     """
     if len(set(sides)) == 1 and jax.default_backend() == "gpu" and importlib.util.find_spec("jztree_cuda"):
         return _on_gpu(points, float(sides[0]), length)
