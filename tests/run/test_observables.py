@@ -84,7 +84,7 @@ def contents(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {path.name: path.read_text() for path in folder.glob("*.csv")}
     for path in folder.glob("*.hdf5"):
         with h5py.File(path) as file:
-            found |= {f"{path.name}/{name}": data[:] for name, data in file.items()}
+            found |= {f"{path.name}/{name}": x[:] for name, x in file.items() if isinstance(x, h5py.Dataset)}
     return found
 
 
