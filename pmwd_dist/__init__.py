@@ -58,6 +58,8 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.pm.status import SimulationError as SimulationError
     from pmwd_dist.pm.status import Status as Status
     from pmwd_dist.report import plot as plot
+    from pmwd_dist.run.load import LoadedConfig as LoadedConfig
+    from pmwd_dist.run.load import load_config as load_config
 
     __version__: str
 else:

@@ -22,6 +22,9 @@ noise = pmd.white_noise(jax.random.key(0), config)
 #
 # The parameters are $\theta = (\Omega_m, \sigma_8)$. The noise stays fixed, so that the scatter of the box cancels in
 # differences. `growth_table` is made once and takes the place of the cosmology.
+#
+# A mass of neutrinos would be a third one: `pmd.with_neutrinos(cosmo, m_nu=theta[2], omega_m=theta[0])` is its
+# derivative at fixed total $\Omega_m$. Without `omega_m=` cold matter is fixed, and the total grows with the mass.
 
 
 # %%

@@ -54,8 +54,7 @@ print(solution)
 # a little more matter at the start.
 
 # %%
-snapshots = [jax.tree.map(lambda x, i=i: x[i], solution.snapshots) for i in range(len(times))]
-densities = [pmd.density(snapshot, config) for snapshot in snapshots]
+densities = [pmd.density(snapshot, config) for snapshot in solution.snapshots]
 figure, axes = plt.subplots(1, 3, figsize=(13, 3.6))
 for panel, a, density in zip(axes, times, densities, strict=True):
     pmd.plot.density(density, config.box_size, thickness=16.0, axes=panel)

@@ -153,16 +153,20 @@ class Parameters(eqx.Module):
         return self.radiation[1] * fermi_dirac(self.mass_over_temperature)[0]
 
 
-def with_neutrinos(cosmo: Cosmology, *, m_nu: ArrayLike | None = None, n_eff: ArrayLike = N_EFF) -> Parameters:
-    """A cosmology with photons and neutrinos beside its cold matter, which stays the same; a pytree.
+def with_neutrinos(
+    cosmo: Cosmology, *, m_nu: ArrayLike | None = None, n_eff: ArrayLike = N_EFF, omega_m: ArrayLike | None = None
+) -> Parameters:
+    """A cosmology with photons and neutrinos beside its cold matter; a pytree.
 
-    Neutrinos are three species of one temperature and mass, for each n_eff, and photons have 2.7255 K. The density of
-    dark energy closes the budget.
+    By default cold matter (Omega_c, Omega_b) stays the same, and massive neutrinos add to the total Omega_m. With
+    omega_m the total is this, and Omega_c is what neutrinos and baryons leave. Neutrinos are three species of one
+    temperature and mass, for each n_eff, and photons have 2.7255 K. The density of dark energy closes the budget.
 
     Args:
       cosmo: cosmology.
       m_nu: sum of the masses [eV]; None: no mass.
       n_eff: effective number of neutrino species.
+      omega_m: density of all matter, neutrinos with mass included [critical density]; None: cold matter stays.
 
     Raises:
       ValueError: the cosmology lacks a parameter, or a value is not a finite number, or negative.
@@ -170,8 +174,17 @@ def with_neutrinos(cosmo: Cosmology, *, m_nu: ArrayLike | None = None, n_eff: Ar
     Examples:
       >>> cosmo = pmd.with_neutrinos(jax_cosmo.Planck15(), m_nu=0.06)
       >>> pmd.growth(0.5, cosmo)
+      >>> cosmo = pmd.with_neutrinos(jax_cosmo.Planck15(), m_nu=0.06, omega_m=0.3075)  # the total stays
     """
     changed: Any = SimpleNamespace(**vars(parameters(cosmo)) | {"m_nu": m_nu, "n_eff": n_eff})
+    found = parameters(changed)
+    if omega_m is None:
+        return found
+    check_number(omega_m, "omega_m", *RANGES["Omega_m"][:2])
+    changed.Omega_c = as_array(omega_m) - found.Omega_b - found.Omega_nu
+    if not isinstance(changed.Omega_c, Tracer) and changed.Omega_c < 0:
+        rest = float(found.Omega_b + found.Omega_nu)
+        raise ArgumentError("omega_m", omega_m, f"is less than baryons and neutrinos, {rest:.4g}", "use a larger one")
     return parameters(changed)
 
 

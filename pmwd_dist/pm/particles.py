@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -49,6 +50,20 @@ class Particles(eqx.Module):
     disp: Float[Array, "nx ny nz 3"]
     vel: Float[Array, "nx ny nz 3"]
     origin: Origin = eqx.field(default=Origin(), kw_only=True)
+
+    def __getitem__(self, i: int) -> Particles:
+        """A snapshot of `Solution.snapshots`, whose arrays have a leading axis of saves.
+
+        Raises:
+          TypeError: the particles are those at one time.
+          IndexError: there are fewer snapshots.
+        """
+        if self.disp.ndim != 5:
+            raise TypeError("particles at one time have no snapshots; index their arrays, such as particles.disp[0]")
+        count = len(self.disp)
+        if not -count <= (i := operator.index(i)) < count:
+            raise IndexError(f"[{i}]: there are {count} snapshots")
+        return Particles(self.disp[i], self.vel[i], origin=self.origin)
 
     def made_for(self, config: Config, a: Any = None) -> Particles:
         """These particles in the box of a config, at a scale factor if it is a number outside jit."""

@@ -52,7 +52,11 @@ def test_a_snapshot_is_the_end_of_a_run_that_stops_there(cosmo: Any) -> None:
     # Another program: rounding may differ, by a few steps of the grid (2e-14 Mpc/h).
     np.testing.assert_allclose(solution.snapshots.disp[0], alone.particles.disp, rtol=0, atol=1e-11)
     np.testing.assert_allclose(solution.snapshots.vel[0], alone.particles.vel, rtol=0, atol=1e-11)
-    np.testing.assert_array_equal(solution.snapshots.disp[1], solution.particles.disp)
+    np.testing.assert_array_equal(solution.snapshots[-1].disp, solution.particles.disp)
+    with pytest.raises(IndexError, match="there are 2 snapshots"):
+        solution.snapshots[2]
+    with pytest.raises(TypeError, match=r"such as particles.disp\[0\]"):
+        solution.particles[0]
     assert not np.array_equal(solution.snapshots.disp[0], solution.snapshots.disp[1])
 
 

@@ -124,18 +124,17 @@ def test_particles_are_those_of_nbody_to_the_bit(
         with pytest.raises(Interrupted):
             execute(plan, Events(3))
         execute(resumed(plan.folder), Events(), resume=True)
-        config, cosmo = plan.simulation.config, plan.simulation.cosmo
-        noise = pmd.white_noise(jax.random.key(plan.simulation.seed), config)
-        modes = pmd.linear_modes(noise, cosmo, config, linear_power=plan.simulation.power, f_nl=plan.simulation.f_nl)
-        saveat = [plan.times[step] for step in sorted(plan.outputs)]
-        start, factor = pmd.lpt(modes, cosmo, config), plan.simulation.potential_factor
-        solution = pmd.nbody(start, cosmo, config, saveat=saveat, potential_factor=factor).raise_if_failed()
-    assert (factor is None) != x64
-    assert len(found) == len(saveat) == 2
+        loaded = pmd.load_config(plan.folder / "config.toml")
+        config, cosmo, noise = loaded[:3]
+        modes = pmd.linear_modes(noise, cosmo, config, linear_power=loaded.linear_power, f_nl=loaded.f_nl)
+        options = {"solver": loaded.solver, "saveat": loaded.saveat, "potential_factor": loaded.potential_factor}
+        solution = pmd.nbody(pmd.lpt(modes, cosmo, config), cosmo, config, **options).raise_if_failed()
+    assert (loaded.potential_factor is None) != x64
+    assert len(found) == len(list(solution.snapshots)) == 2
     for i, written in enumerate(found):
         assert written.vel.dtype == (np.float64 if x64 else np.float32)
-        np.testing.assert_array_equal(written.disp, solution.snapshots.disp[i])
-        np.testing.assert_array_equal(written.vel, solution.snapshots.vel[i])
+        np.testing.assert_array_equal(written.disp, solution.snapshots[i].disp)
+        np.testing.assert_array_equal(written.vel, solution.snapshots[i].vel)
 
 
 @pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 1), (signal.SIGHUP, 3)])

@@ -12,6 +12,7 @@ import pytest
 from runs import read
 
 import pmwd_dist as pmd
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist.cosmology.linear_power import sigma_R
 from pmwd_dist.parallel import autotune as tuner
 from pmwd_dist.parallel.backends.peer import Peer
@@ -385,6 +386,12 @@ def test_neutrinos_are_a_part_of_omega_m(file: Path):
     cosmo: Any = build(read(file, ["cosmology.m_nu=0.3", "cosmology.omega_m=0.32"])).cosmo
     massive = pmd.with_neutrinos(cosmo, m_nu=0.3)
     assert massive.Omega_m == pytest.approx(0.32, rel=1e-6)
+    assert massive.Omega_cb == cosmo.Omega_c + cosmo.Omega_b
+    total = pmd.with_neutrinos(cosmo, m_nu=0.6, omega_m=0.33)
+    assert total.Omega_m == pytest.approx(0.33, rel=1e-6)
+    assert total.Omega_c == pytest.approx(float(0.33 - cosmo.Omega_b - total.Omega_nu), rel=1e-6)
+    with pytest.raises(ArgumentError, match=r"omega_m=0\.05 is less than baryons and neutrinos, 0\.06"):
+        pmd.with_neutrinos(cosmo, m_nu=0.6, omega_m=0.05)
     assert massive.Omega_nu == pytest.approx(0.3 / 93.1 / cosmo.h**2, rel=0.01)
     with pytest.raises(SettingsError, match=r"cosmology\.m_nu = 3\.0: is a density of 0\.07.*, and cosmology\.omega_m"):
         build(read(file, ["cosmology.m_nu=3.0", "cosmology.omega_m=0.1"]))
