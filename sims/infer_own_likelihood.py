@@ -15,17 +15,18 @@ from pmwd_dist import infer
 
 
 class StudentT(infer.Likelihood):
-    """Noise of a width in each cell, with four degrees of freedom."""
+    """Noise with four degrees of freedom; the parameter `width` is its width in a cell."""
 
-    width: float
+    name = "width"
 
     def logdensity(self, data, field, parameters, config):
         """Logarithm of the density of the data, up to a constant."""
-        return -2.5 * jnp.sum(jnp.log1p(((data - field) / self.width) ** 2 / 4))
+        t = (data - field) / parameters["width"]
+        return -2.5 * jnp.sum(jnp.log1p(t**2 / 4)) - data.size * jnp.log(parameters["width"])
 
     def draw(self, key, field, parameters, config):
         """Data at random."""
-        return field + self.width * jax.random.t(key, 4.0, field.shape, field.dtype)
+        return field + parameters["width"] * jax.random.t(key, 4.0, field.shape, field.dtype)
 
     def check(self, data, config):
         """Raise ValueError unless data are finite."""
@@ -38,16 +39,20 @@ class StudentT(infer.Likelihood):
 
     def noise_variance(self, parameters, config):
         """Variance of a cell, for preconditioning."""
-        return jnp.asarray(2 * self.width**2)
+        return 2 * parameters["width"] ** 2
 
 
 pmd.enable_compilation_cache()
 config = pmd.Config(box_size=80.0, mesh_shape=8, a_stop=0.5, decomposition=(1, 1))
 forward = infer.LinearField(config, jax_cosmo.Planck15(), bias="b1", line_of_sight="z")
-model = infer.Model(config, forward, {"b1": infer.Normal(1.5, 0.5, low=0.1)}, StudentT(0.4))
-data = model.mock(jax.random.key(1), model.draw(jax.random.key(0), b1=1.8)).at[2, 3, 4].set(50.0)  # an outlier
+priors = {"b1": infer.Normal(1.5, 0.5, low=0.1), "width": infer.LogNormal(1.0, 0.5)}
+model = infer.Model(config, forward, priors, StudentT())
+data = (
+    model.mock(jax.random.key(1), model.draw(jax.random.key(0), b1=1.8, width=0.8)).at[2, 3, 4].set(50.0)
+)  # an outlier
 posterior = model.condition(data)
 starts = jax.vmap(posterior.initial)(jax.random.split(jax.random.key(2), 2))
 with tempfile.TemporaryDirectory() as folder:
-    chain = infer.sample(posterior, starts, key=jax.random.key(3), tuning_steps=400, steps=1000, output=folder)
-print({name: round(value, 4) for name, value in chain.summary()["b1"].items()}, "truth 1.8")
+    chain = infer.sample(posterior, starts, key=jax.random.key(3), tuning_steps=1000, steps=4000, output=folder)
+for name, truth in (("b1", 1.8), ("width", 0.8)):
+    print(name, {key: round(value, 4) for key, value in chain.summary()[name].items()}, f"truth {truth}")

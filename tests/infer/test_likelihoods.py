@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -37,6 +38,17 @@ def test_gaussian_agrees_with_scipy(config: pmd.Config, field: np.ndarray) -> No
     np.testing.assert_allclose(ours, terms[mask].sum(), rtol=1e-12)
     free = infer.Gaussian("noise_sd").logdensity(data, field, {"noise_sd": 0.7}, config)
     np.testing.assert_allclose(free, (stats.norm.logpdf(data, field, 0.7) + 0.5 * np.log(2 * np.pi)).sum(), rtol=1e-12)
+
+
+def test_the_example_of_an_own_likelihood_agrees_with_scipy(config: pmd.Config, field: np.ndarray) -> None:
+    """Up to a constant, for two values of its parameter."""
+    text = (Path(__file__).parents[2] / "sims/infer_own_likelihood.py").read_text()
+    exec(compile(text.partition("pmd.enable_compilation_cache()")[0], "example", "exec"), names := dict[str, Any]())
+    own, data = names["StudentT"](), field + np.random.default_rng(1).standard_normal(SHAPE)
+    ours = [own.logdensity(data, field, {"width": width}, config) for width in (0.5, 2.0)]
+    expected = [stats.t.logpdf(data, 4, field, width).sum() for width in (0.5, 2.0)]
+    np.testing.assert_allclose(ours[1] - ours[0], expected[1] - expected[0], rtol=1e-12)
+    assert own.names == own.positive == ("width",)
 
 
 @pytest.mark.parametrize("pdims", [(1, 1), (1, 2)])  # the second pads the spectrum
