@@ -42,6 +42,8 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.infer.samplers import mclmc as mclmc
     from pmwd_dist.infer.sampling import sample as sample
     from pmwd_dist.infer.tuning.loop import TuningProgress as TuningProgress
+    from pmwd_dist.infer.tuning.saved import SavedTuning as SavedTuning
+    from pmwd_dist.infer.tuning.saved import load_tuning as load_tuning
     from pmwd_dist.io.arrays import ArrayFileError as ArrayFileError
 else:
     __getattr__, __dir__, __all__ = _lazy_names(__name__)

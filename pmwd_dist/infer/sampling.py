@@ -36,7 +36,8 @@ from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers.mclmc import IntegratorState, density_shift
 from pmwd_dist.infer.samplers.methods import Method, check_method, transition
 from pmwd_dist.infer.tuning.loop import ChainTuning, TuningProgress, begin, check_share
-from pmwd_dist.infer.tuning.schedule import Schedule
+from pmwd_dist.infer.tuning.saved import SavedTuning, kind_of
+from pmwd_dist.infer.tuning.schedule import SETTLING, STAGES, Schedule
 from pmwd_dist.io.arrays import Arrays
 from pmwd_dist.parallel.distributed import from_main, raise_on_all_processes, to_host
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
@@ -55,6 +56,7 @@ def sample(
     method: Method = "mclmc",
     energy_variance: float = ENERGY_VARIANCE,
     tuning_steps: int = 1000,
+    tuning: SavedTuning | None = None,
     thin: int = 1,
     chunk: int = 100,
     keep_noise: bool = False,
@@ -76,7 +78,9 @@ def sample(
       method: "mclmc", which accepts all steps, or "hmc", which accepts or rejects trajectories.
       energy_variance: target variance of the energy error of a step of MCLMC, per dimension.
       output: folder of the chain. A chain of another model there is an error; functions are compared by their names.
-      tuning_steps: number of tuning steps before sampling.
+      tuning_steps: number of tuning steps before sampling; with a tuning, in which the chains settle.
+      tuning: tuning of chains of the same model with other data (`load_tuning`), whose step, L and preconditioner these
+        chains take.
       thin: number of steps per draw.
       chunk: number of draws between writes to disk.
       keep_noise: whether to keep the white noise of the last draw of each chunk.
@@ -89,7 +93,7 @@ def sample(
       progress: whether to show the progress in a line of standard error; default: in a terminal and in a notebook.
 
     Raises:
-      ValueError: an argument out of its range, or a folder with a chain of another model.
+      ValueError: an argument out of its range, a tuning or a folder with a chain of another model.
       ArrayFileError: a file of the chain in the folder is missing or damaged.
       SharedError: one of these about the folder, where there are several processes.
       SimulationError: the first positions, or too many steps, failed.
@@ -105,9 +109,12 @@ def sample(
     check_method(method)
     _check_positions(posterior, positions)
     _check_numbers(key, steps, thin, chunk, most_failures)
-    schedule = Schedule(positions, tuning_steps, method, energy_variance)
+    schedule = Schedule(positions, tuning_steps, method, energy_variance, STAGES if tuning is None else SETTLING)
     options = {"method": method, "energy_variance": energy_variance, "tuning_steps": tuning_steps, "thin": thin}
     identity = identity_of(_parts(posterior, positions, key) | options | {"chunk": chunk, "keep_noise": keep_noise})
+    if tuning is not None:
+        tuning.check(kind_of(posterior.model, method, energy_variance))
+        identity |= identity_of({"tuning": tuning.arrays})
     with raise_on_all_processes():
         folder = ChainFolder(output, identity)
         stored, earlier = folder.read(noise=False)
@@ -119,8 +126,8 @@ def sample(
         _check_begun(run, posterior)
         how = posterior, method, thin, chunk, spmd_axis_name
         chains = _Chains(run_key, *how, folder, energy_variance, most_failures, keep_noise, tell)
-        tuning = ChainTuning(tune_key, run, posterior, schedule, folder, spmd_axis_name, tuned)
-        run, restarts = chains.restored(stored, run) if "chunks" in stored else chains.tuned(stored, tuning)
+        stages = ChainTuning(tune_key, run, posterior, schedule, folder, spmd_axis_name, tuned, tuning)
+        run, restarts = chains.restored(stored, run) if "chunks" in stored else chains.tuned(stored, stages)
         chains.draw(run, restarts, earlier, wanted)
     with raise_on_all_processes():
         chain = folder.load()

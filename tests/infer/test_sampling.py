@@ -28,7 +28,7 @@ from pmwd_dist.infer.chain.progress import Progress, displayed, is_shown
 from pmwd_dist.infer.constants import BANDS
 from pmwd_dist.infer.tuning import loop
 from pmwd_dist.infer.tuning.schedule import StepSize
-from pmwd_dist.io.arrays import read_arrays
+from pmwd_dist.io.arrays import read_arrays, write_arrays
 from pmwd_dist.pm.noise import white_noise
 from pmwd_dist.pm.status import Code, SimulationError
 
@@ -230,6 +230,37 @@ def test_moments_agree_with_the_posterior(run: tuple[Any, ...]) -> None:
     c = chain.summary()["c"]
     assert abs(c["mean"] - 1.5) < 5 * 0.2 / np.sqrt(c["ess_bulk"])
     assert c["ess_bulk"] > 30 and c["sd"] == pytest.approx(0.2, rel=0.4)
+
+
+def test_chains_of_other_data_take_a_tuning(run: tuple[Any, ...], tmp_path: Path) -> None:
+    """The same L and step, and another posterior that is right; a tuning of anything else is refused."""
+    posterior, folder, _ = run
+    infer.load_tuning(folder).save(tmp_path / "tuning.npz")
+    saved = infer.load_tuning(tmp_path / "tuning.npz")
+    other = posterior.model.condition(1 + BIAS * np.random.default_rng(1).standard_normal(SHAPE))
+    options = OPTIONS | {"tuning": saved, "steps": 600, "keep_noise": True}
+    chain = infer.sample(other, starts(other), output=tmp_path / "run", **options)
+    assert (saved.L, saved.step_size) == tuning(folder) == tuning(tmp_path / "run")
+    test_moments_agree_with_the_posterior((other, tmp_path / "run", chain))
+    ours, theirs = (read_arrays(path / "state.npz") for path in (tmp_path / "run", folder))
+    for name in ("scale", "stretch", "shift", "centre", "factor"):
+        np.testing.assert_array_equal(ours[f"adaptation/{name}"], theirs[f"adaptation/{name}"])
+    assert np.std(ours["adaptation/mean"] - theirs["adaptation/mean"]) > 0.1  # of the data
+    for wrong, changes, name in (
+        (posterior_of(c=infer.Normal(1.5, 0.3)), {}, "priors"),
+        (posterior_of(lambda noise, p: noise + 0 * p["c"], c=infer.Normal(1.5, 0.2)), {}, "model"),
+        (other, {"method": "hmc"}, "method"),
+        (other, {"energy_variance": 1e-4}, "energy_variance"),
+    ):
+        with pytest.raises(ValueError, match=f"tuning is of chains with {name}=.*, not .*; leave it out: this post"):
+            infer.sample(wrong, starts(wrong), output=tmp_path / "no", **options | changes)
+    with pytest.raises(ValueError, match="path=.*no' holds no tuning; name the folder"):
+        infer.load_tuning(tmp_path / "no")
+    (tmp_path / "half").mkdir()
+    arrays = {name: x for name, x in ours.items() if not name.startswith("tuning/")}
+    write_arrays(tmp_path / "half/state.npz", arrays, {"identity": {}})
+    with pytest.raises(ValueError, match="half' has chains whose tuning has not ended"):
+        infer.load_tuning(tmp_path / "half")
 
 
 def tuning(folder: Path) -> tuple[np.ndarray, ...]:

@@ -31,7 +31,7 @@ from pmwd_dist.run.inference import verdict
 from pmwd_dist.run.inference.inputs import key_of, starts_of
 from pmwd_dist.run.inference.job import InferenceJob, condition_on
 from pmwd_dist.run.inference.verdict import find_mixing_reasons, find_reasons, find_step_reasons, worst_scale
-from pmwd_dist.run.settings import InferenceSettings, SimulationSettings, read_any, read_as
+from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSettings, read_any, read_as
 from pmwd_dist.run.settings.template import template, to_toml
 
 
@@ -85,6 +85,28 @@ def test_a_run_leaves_chains_pictures_and_a_verdict(whole: tuple[InferenceJob, L
     header, row, _ = (plan.folder / "summary.csv").read_text().splitlines()
     mean = float(dict(zip(header.split(","), row.split(","), strict=True))["mean"])
     assert mean == pytest.approx(load_chain(plan.folder).parameters["b1"].mean(), rel=1e-5)
+
+
+@pytest.mark.usefixtures("no_pictures", "no_checks", "no_memory")
+def test_another_mock_takes_the_tuning(whole: tuple[InferenceJob, Listener], tmp_path: Path, monkeypatch: Any) -> None:
+    """Also where the first run is gone; another model is refused before any work."""
+    source = Path(shutil.copytree(whole[0].folder, tmp_path / "mock"))
+    given = ("noise.seed=2", "sampler.tuning_from=mock")
+    plan = plan_of(tmp_path / "run", *given)
+    prepare_folder(plan)
+    with pytest.raises(Interrupted):
+        execute(plan, Listener("chunk"))
+    for wrong, name in (("priors.b1.sd=0.4", "priors"), ("box.size=50.0", "config")):
+        with pytest.raises(SettingsError, match=f'sampler.tuning_from = ".*mock": is of chains with {name}='):
+            plan_of(tmp_path / "other", *given, wrong).check()
+    shutil.rmtree(source)
+    execute(plan, Listener(), resume=True)
+    ours, theirs = (read_arrays(path / "state.npz") for path in (plan.folder, whole[0].folder))
+    for name in ("tuning/L", "tuning/step_size", "adaptation/scale", "adaptation/factor"):
+        np.testing.assert_array_equal(ours[name], theirs[name])
+    assert plan.check() == plan_of(tmp_path / "run", "noise.seed=2").check()
+    with pytest.raises(SettingsError, match='tuning_from = ".*mock": holds no tuning; name the folder'):
+        plan_of(tmp_path / "other", *given).check()
 
 
 def test_too_few_draws_for_diagnostics_are_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ class ChainFolder:
         self.run = fingerprint(self.identity)
         for name in sorted({*stored, *self.identity}) if stored else ():
             if stored.get(name) != self.identity.get(name):
-                old, new = _around_difference(str(stored.get(name)), str(self.identity.get(name)))
+                old, new = around_difference(str(stored.get(name)), str(self.identity.get(name)))
                 constraint = f"has a chain with {name}={old}, not {new}"
                 raise ArgumentError("output", str(path), constraint, "use another folder, or the same model")
 
@@ -189,7 +189,7 @@ def _describe(part: Any) -> str:
     return getattr(part, "__qualname__", None) or repr(part)
 
 
-def _around_difference(one: str, other: str) -> tuple[str, ...]:
+def around_difference(one: str, other: str) -> tuple[str, ...]:
     """Two descriptions, cut to 60 characters on each side of their first difference."""
     same = next(i for i, (a, b) in enumerate(zip(one + "\0", other + "\0", strict=False)) if a != b)
     begin = max(0, same - 60)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,9 +22,11 @@ from pmwd_dist.infer.chain.chain import Moments, Run, named, placed, restored
 from pmwd_dist.infer.chain.folder import ChainFolder
 from pmwd_dist.infer.constants import ASIDE, AWAY, FURTHER, ITERATIONS, LARGEST_PHASE, TRAJECTORIES
 from pmwd_dist.infer.model import Position, Posterior
+from pmwd_dist.infer.precondition import Adaptation
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.samplers.mclmc import IntegratorState, LogDensity
 from pmwd_dist.infer.samplers.methods import Method, Tuning, transition
+from pmwd_dist.infer.tuning.saved import SavedTuning
 from pmwd_dist.infer.tuning.schedule import Block, Schedule, TuningState, block_length
 from pmwd_dist.io.arrays import Arrays
 from pmwd_dist.parallel.distributed import SharedError, from_main, to_devices, to_host
@@ -72,6 +74,8 @@ class ChainTuning:
     folder: ChainFolder
     axis: str | None
     listener: Callable[[TuningProgress], None]
+    saved: SavedTuning | None = None
+    _other: Run | None = None
     _written: float = field(default_factory=time.monotonic)
 
     @part("tuning")
@@ -82,8 +86,12 @@ class ChainTuning:
           SimulationError: a larger share than `most_failures` of the steps of the last stage failed.
         """
         schedule, state = self.schedule, self.schedule.begin()
+        if self.saved is not None:
+            self._other = self._with(self.saved)
         if stored:
             state = self._restore(stored, state)
+        elif self._other is not None:
+            self._move_to(self._other.adaptation)
         while not schedule.done(state):
             if schedule.next(state).reevaluates:
                 self._begin_at(self.run.states.position, state, 1)
@@ -92,9 +100,24 @@ class ChainTuning:
             if last.ends:
                 state = schedule.advance(state, self._adapt(state) if last.stage.adapts else math.inf)
             self._keep(state)
-        tuning = placed(from_main(schedule.tuning(state)), self.run.tuning)
+        own = placed(from_main(schedule.tuning(state)), self.run.tuning)
         check_share(state.failed / max(state.steps, 1), most_failures, "the last stage of the tuning")
-        return self.run._replace(tuning=tuning)
+        return self.run._replace(tuning=own if self._other is None else self._other.tuning)
+
+    def _with(self, saved: SavedTuning) -> Run:
+        """The chains with the tuning of other ones, but the mean of their own noise."""
+        now = self.run
+        like = {"tuning": now.tuning, "adaptation": now.adaptation}
+        found = restored(saved.arrays, like)
+        adaptation = replace(found["adaptation"], mean=now.adaptation.mean)
+        return now._replace(tuning=found["tuning"], adaptation=adaptation)
+
+    def _move_to(self, adaptation: Adaptation) -> None:
+        """Keep the noise and the parameters of the chains in the positions of another adaptation."""
+        before, after = (self.posterior.adapted(x) for x in (self.run.adaptation, adaptation))
+        states = self.run.states
+        position = placed(moved(states.position, before, after, self.axis), states.position)
+        self.run = self.run._replace(states=states._replace(position=position), adaptation=adaptation)
 
     def _run_block(self, state: TuningState) -> TuningState:
         schedule, key = self.schedule, jax.random.fold_in(self.key, state.total)
@@ -139,6 +162,8 @@ class ChainTuning:
             changes = to_host(precondition.changes_of_curvature(key, before, self.run.states.position, self.axis))
         mean, modes = state.noise / state.blocks, to_host(precondition.mode_numbers(self.posterior))
         new = precondition.adapt(old, state.observed, mean, modes, changes)
+        if self._other is not None:
+            new = replace(self._other.adaptation, mean=new.mean)
         self.run = self.run._replace(adaptation=placed(from_main(new), old))
         return self.posterior.adapted(self.run.adaptation)
 

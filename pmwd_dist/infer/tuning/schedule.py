@@ -58,6 +58,11 @@ STAGES = (
     Stage("posterior", 0.14, 1.0, True, 4.0, adapts=True),
     Stage("step size", 0.28, 1.0, True, 4.0, adapts=False, own_sampler=True),
 )
+SETTLING = (  # of chains with the tuning of other ones
+    Stage("approach", 0.40, 0.002, False, 1.0, adapts=False),
+    Stage("field", 0.12, 1.0, False, 1.0, adapts=True),  # the mean of the noise, where it is adapted, is the data's own
+    Stage("settling", 0.48, 1.0, True, 4.0, adapts=False, own_sampler=True),
+)
 
 
 def block_length(steps: int) -> int:

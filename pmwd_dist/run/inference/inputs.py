@@ -26,7 +26,7 @@ from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.fingerprint import identity
 from pmwd_dist.run.common.folder import Log, start_errors
-from pmwd_dist.run.inference.plan import DATA, START, InferencePlan, truth_of
+from pmwd_dist.run.inference.plan import DATA, START, TUNING, InferencePlan, truth_of
 
 _REMAKE = "remove it, and the same is made again"
 
@@ -56,6 +56,19 @@ def starts_of(plan: InferencePlan, posterior: infer.Posterior, log: Log) -> Any:
     numbers = {name: arrays[f"parameters/{name}"] for name in plan.model.priors}
     positions = {"noise": arrays["noise"], "parameters": numbers}
     return on_devices(positions, plan.simulation.config, plan.chain_axis)
+
+
+def tuning_of(plan: InferencePlan) -> infer.SavedTuning | None:
+    """The tuning of other chains, which becomes a file of the run, since those may go on. Collective."""
+    source, path = plan.settings.sampler.tuning_from, plan.folder / TUNING
+    if source is None:
+        return None
+    with start_errors():
+        if is_main() and not path.exists():
+            manifest.claim(plan.folder, [TUNING])
+            infer.load_tuning(source).save(path)
+    with start_errors():
+        return infer.load_tuning(path)
 
 
 def _kept(plan: InferencePlan, name: str, make: Callable[[], Arrays], shapes: Shapes, what: str, log: Log) -> Arrays:

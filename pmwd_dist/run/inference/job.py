@@ -19,7 +19,7 @@ from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.control import Control
 from pmwd_dist.run.common.folder import Log, StartError, start_errors
 from pmwd_dist.run.common.job import Job
-from pmwd_dist.run.inference.inputs import data_of, key_of, starts_of
+from pmwd_dist.run.inference.inputs import data_of, key_of, starts_of, tuning_of
 from pmwd_dist.run.inference.plan import InferencePlan
 from pmwd_dist.run.inference.verdict import make_verdict, redraw_chains
 from pmwd_dist.run.settings.section import duration_text
@@ -93,11 +93,10 @@ class _Watch:
             self._log_chunk(progress, seconds, compiled)
         else:
             numbers = f"step size {progress.step_size:.3g}, L {progress.L:.3g}"
-            again = f"chains start over, restart {progress.restarts}"
+            text = f"{'settled' if sampler.tuning_from else 'tuned'} in {sampler.tuning_steps} steps"
+            text = f"chains start over, restart {progress.restarts}" if progress.restarts else text
             self._draws.clear()
-            self._log.stage(
-                f"{again if progress.restarts else f'tuned in {sampler.tuning_steps} steps'}: {numbers}", seconds
-            )
+            self._log.stage(f"{text}: {numbers}", seconds)
         if progress.chunks < self._plan.chunks:
             self._control.raise_if_stopped(f"after chunk {progress.chunks} of {self._plan.chunks}", "chunk")
 
@@ -163,6 +162,7 @@ def _sample(plan: InferencePlan, posterior: infer.Posterior, positions: Any, wat
     with raise_on_all_processes():
         if is_main():
             manifest.claim(plan.folder, chain_files(plan.chunks))
+    tuning = tuning_of(plan)
     try:
         with warnings.catch_warnings():
             # The verdict names them.
@@ -176,6 +176,7 @@ def _sample(plan: InferencePlan, posterior: infer.Posterior, positions: Any, wat
                 method=sampler.method,
                 energy_variance=sampler.energy_variance,
                 tuning_steps=sampler.tuning_steps,
+                tuning=tuning,
                 progress=False,
                 thin=sampler.thin,
                 chunk=sampler.chunk,

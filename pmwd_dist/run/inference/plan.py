@@ -16,6 +16,7 @@ from jax import Array
 
 from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._files import message
 from pmwd_dist._jax.program import filter_jit
 from pmwd_dist.cosmology.parameters import Parameters
 from pmwd_dist.cosmology.sampled import cosmology_at
@@ -24,6 +25,7 @@ from pmwd_dist.infer.chain.folder import chain_files
 from pmwd_dist.infer.constants import TRAJECTORIES
 from pmwd_dist.infer.likelihoods import data_warning, shown
 from pmwd_dist.infer.model import unlikely_cosmology
+from pmwd_dist.infer.tuning.saved import kind_of
 from pmwd_dist.infer.tuning.schedule import block_length
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.observe.redshift_space import redshift_space
@@ -40,7 +42,7 @@ from pmwd_dist.run.settings.writing import toml_value
 from pmwd_dist.run.simulation.accuracy import convergence_warning, resolution_line
 from pmwd_dist.run.simulation.halo_width import MARGIN, halo_width, largest_displacement
 
-DATA, START = "data.npz", "start.npz"
+DATA, START, TUNING = "data.npz", "start.npz", "tuning.npz"
 _PRIOR_DRAWS = 4  # whose displacements are compared with the halo
 VERDICT = (
     *("summary.csv", "prior.csv", "fit.csv"),
@@ -108,7 +110,7 @@ class InferencePlan(Plan):
     @property
     def files(self) -> list[str]:
         """Names of all files that may be written."""
-        return [DATA, START, *chain_files(self.chunks), *VERDICT]
+        return [DATA, START, TUNING, *chain_files(self.chunks), *VERDICT]
 
     @property
     def chain_axis(self) -> str | None:
@@ -149,7 +151,7 @@ class InferencePlan(Plan):
     def check(self) -> list[str]:
         """Warnings about memory, resolution, and data that look like something else."""
         problem, tight = memory_problem(self.memory.peak, f", {self.memory.parts}", self.simulation.config)
-        problem = problem or narrow_halo(self)
+        problem = problem or narrow_halo(self) or wrong_tuning(self)
         if problem is not None:
             raise SettingsError([problem])
         warnings = [] if tight is None else [tight]
@@ -201,6 +203,20 @@ class InferencePlan(Plan):
         sampler = self.settings.sampler
         block = max(1, block_length(sampler.tuning_steps)) if sampler.method == "mclmc" else TRAJECTORIES
         return max(1.0, sampler.thin * sampler.chunk / block)
+
+
+def wrong_tuning(plan: InferencePlan) -> str | None:
+    """Problem of a tuning of other chains. Collective."""
+    sampler = plan.settings.sampler
+    if (source := sampler.tuning_from) is None:
+        return None
+    kind, kept = kind_of(plan.model, sampler.method, sampler.energy_variance), plan.folder / TUNING
+    try:
+        infer.load_tuning(source if Path(source).exists() else kept).check(kind)
+    except (OSError, ValueError) as error:
+        reason = error.reason if isinstance(error, ArgumentError) else message(error)
+        return f"sampler.tuning_from = {toml_value(source)}: {reason}"
+    return None
 
 
 def narrow_halo(plan: InferencePlan) -> str | None:

@@ -261,6 +261,12 @@ class Sampler(Section):
         ge=1,
     )
     tuning_steps: int = about("number of tuning steps, which find the preconditioner and the step size", 1000, ge=40)
+    tuning_from: File | None = about(
+        "folder of an inference of the same model with other data, or a file of SavedTuning.save, for step, L and "
+        "preconditioner; the chains settle in tuning_steps",
+        None,
+        "mock_0",
+    )
     energy_variance: float = about(
         "energy error of a step of mclmc per dimension, at which its tuning aims; less where it differs along a chain",
         ENERGY_VARIANCE,

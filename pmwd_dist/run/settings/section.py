@@ -37,7 +37,8 @@ def _not_tiny(value: float) -> float:
 
 def absolute(value: str, info: ValidationInfo) -> str:
     """An absolute path of one that is relative to the folder of the TOML file, the context of the validation."""
-    return value if info.context is None or value == "mock" else str((info.context / value).absolute())
+    of_model = value == "mock" and info.field_name == "file"  # of [data]
+    return value if info.context is None or of_model else str((info.context / value).absolute())
 
 
 File = Annotated[str, AfterValidator(absolute)]
