@@ -31,7 +31,6 @@ from pmwd_dist.infer.chain.diagnostics import bias_slopes, step_errors
 from pmwd_dist.infer.chain.folder import ChainFolder, chain_of, identity_of
 from pmwd_dist.infer.chain.progress import displayed, is_shown
 from pmwd_dist.infer.constants import ENERGY_VARIANCE, FEW_FAILURES, LARGEST_BIAS, LARGEST_REMAINDER, MOST_RESTARTS
-from pmwd_dist.infer.lensing import Convergence
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers.mclmc import IntegratorState, density_shift
 from pmwd_dist.infer.samplers.methods import Method, check_method, transition
@@ -268,15 +267,10 @@ def _warned(chain: Chain, method: Method, energy_variance: float) -> Chain:
 
 
 def _check_positions(posterior: Any, positions: Any) -> None:
-    """Raise ValueError unless these are positions of a batch of chains, which a divided light cone can't have."""
+    """Raise ValueError unless these are positions of a batch of chains."""
     if not isinstance(posterior, Posterior):
         remedy = "use model.condition(data)"
         raise ArgumentError("posterior", posterior, "is no posterior", remedy, show_value=False)
-    count = posterior.model.config.decomposition.size
-    if isinstance(posterior.model.forward, Convergence) and count > 1:
-        constraint = f"has a light cone that is divided over {count} devices, and chains are a batch of them"
-        remedy = "use a config with decomposition=(1, 1)"
-        raise ArgumentError("posterior", "", constraint, remedy, show_value=False)
     remedy = "use jax.vmap(posterior.initial)(keys)"
     lattice, names = posterior.model.config.particle_shape, list(posterior.model.priors)
     shapes, leaves = jax.tree.map(np.shape, positions), jax.tree.leaves(positions)

@@ -66,7 +66,7 @@ class DensityCone(eqx.Module):
             return _density(path, weights, step, eqx.combine(values, small))
 
         values, small = eqx.partition(small, eqx.is_array)
-        run = self.config.decomposition.shard_map(block, (spec, spec, P()), spec)
+        run = self.config.decomposition.shard_map(block, (spec, spec, P()), spec, check_vma=False)
         return run(path(before, after, step.light), self.weights, (step, values))
 
 

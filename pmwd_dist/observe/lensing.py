@@ -297,6 +297,7 @@ def _rays(
         partial(_rays_block, cone=cone, angle=math.radians(field), pixels=pixels, planes=planes),
         (decomposition.spectrum_spec, P()),
         decomposition.spectrum_spec,
+        check_vma=False,
     )
     return run(cone.overdensity(mass), (weights, across, offsets.astype(mass.dtype)))
 

@@ -190,7 +190,7 @@ class ShellLightCone(Accumulator):
         """Mass that the light cone passes in a step; a shell is NaN if the simulation does not span it."""
         light = light_cone_in_step(before.a, after.a, table)
         decomposition = self.config.decomposition
-        mass = decomposition.shard_map(self._masses, (decomposition.spec, P()), self.spec)(
+        mass = decomposition.shard_map(self._masses, (decomposition.spec, P()), self.spec, check_vma=False)(
             path(before, after, light), light
         )
         covered = self.shells.covered(table, self.config)

@@ -137,8 +137,13 @@ class Decomposition(Division):
         """Whether the caller is inside the user's own shard_map, where arrays are blocks."""
         return bool(self.names) and set(self.names) <= set(jax.sharding.get_abstract_mesh().manual_axes)
 
-    def shard_map(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    def shard_map(
+        self, function: Callable[..., Any], in_specs: Any, out_specs: Any, *, check_vma: bool = True
+    ) -> Callable[..., Any]:
         """Map a function of blocks over whole arrays; where arrays are blocks already, return it as it is.
+
+        With `check_vma=False`, as of `jax.shard_map`, blocks may have loops under vmap with `spmd_axis_name`, whose
+        operands JAX 0.10 to 0.12 does not mark as varying over that axis; inside another shard_map it has no effect.
 
         Raises:
           ValueError: jax.set_mesh or shard_map has set another mesh.
@@ -167,7 +172,7 @@ class Decomposition(Division):
                 f"the current mesh {dict(context.shape)} of {context.axis_types} is not that of {self!r}; "
                 "make the decomposition with mesh= and spec= of that mesh, spec=P() for a field that is not divided"
             )
-        run = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
+        run = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)
         if not self.has_explicit_types:
             return run
         return lambda *args: run(

@@ -80,7 +80,8 @@ def potentials(modes: Array, table: GrowthTable, a: Array, config: Config) -> tu
         return tuple(one + others for one, others in zip(first, higher, strict=True))
 
     specs = (decomposition.spectrum_spec,) * (1 if config.lpt_order == 1 and len(factors) == 2 else 2)
-    return decomposition.shard_map(block, (decomposition.spectrum_spec, P()), specs)(modes, factors)
+    run = decomposition.shard_map(block, (decomposition.spectrum_spec, P()), specs, check_vma=False)
+    return run(modes, factors)
 
 
 @partial(jit, static_argnames="config")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -10,6 +9,8 @@ import jax
 import jax_cosmo
 import numpy as np
 import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 import pmwd_dist as pmd
 from pmwd_dist import infer
@@ -18,8 +19,7 @@ EDGES, VIEW = (0.0, 80.0, 150.0), {"field": 20.0, "pixels": 4}
 PRIORS = {"sigma8": infer.Normal(0.8, 0.1, low=0.1)}
 
 
-def maps(pdims: tuple[int, int], sources: Any = (0.02, 0.05), **changes: Any) -> infer.Convergence:
-    decomposition = pmd.Decomposition(pdims=pdims)
+def maps(decomposition: Any, sources: Any = (0.02, 0.05), **changes: Any) -> infer.Convergence:
     run = {"a_start": 0.9, "steps": 2, "halo": 3, "lpt_order": 1}
     config = pmd.Config(box_size=40.0, mesh_shape=8, decomposition=decomposition, **run)
     cone = pmd.observe.FlatSkyLightCone(config, EDGES, pixels=8, shell_assignment="linear")
@@ -79,16 +79,21 @@ def test_maps_agree_with_a_run_of_the_parameters(one_device: Any, seen: Any) -> 
 
 
 @pytest.mark.slow
-def test_gradient_on_pencils_is_that_of_differences_on_one_device(one_device: Any, seen: Any) -> None:
-    """By the noise: parameters reach the maps as in every simulation."""
+@pytest.mark.parametrize("groups", [1, 2])
+def test_gradients_of_divided_chains_are_differences_on_one_device(groups: int, one_device: Any, seen: Any) -> None:
+    """By noise and parameters, of two chains: a batch on pencils, and groups of two devices."""
     of_one, position = one_device
-    divided, same = posterior(maps((2, 2)))
-    of_noise = jax.value_and_grad(lambda noise: divided.logdensity(same | {"noise": noise}))
-    value, gradient = jax.jit(of_noise)(same["noise"])
-    along, h = np.random.default_rng(2).standard_normal((8, 8, 8)), 1e-5
-    high, low = (program(of_one, position | {"noise": position["noise"] + t * along})[2] for t in (h, -h))
-    np.testing.assert_allclose(value, seen[2], rtol=1e-11)
-    np.testing.assert_allclose((high - low) / (2 * h), np.sum(gradient * along), rtol=1e-6)
+    mesh = Mesh(np.array(jax.devices()).reshape(groups, 2, 2 // groups), ("chains", "x", "y"))
+    divided, _ = posterior(maps(pmd.Decomposition(mesh=mesh, spec=P("x", "y"))))
+    along, h = jax.tree.map(lambda x: np.random.default_rng(2).standard_normal(x.shape), position), 1e-5
+    low, high = (jax.tree.map(lambda x, u, t=t: x + t * u, position, along) for t in (-h, h))
+    chains = jax.tree.map(lambda *x: np.stack(x), position, high)
+    gradient = jax.vmap(jax.value_and_grad(divided.logdensity), spmd_axis_name="chains" if groups == 2 else None)
+    values, slopes = jax.jit(gradient)(chains)
+    ends = [program(of_one, z)[2] for z in (low, high)]
+    np.testing.assert_allclose(values, [seen[2], ends[1]], rtol=1e-11)
+    slope = sum(np.sum(g[0] * u) for g, u in zip(*map(jax.tree.leaves, (slopes, along)), strict=True))
+    np.testing.assert_allclose((ends[1] - ends[0]) / (2 * h), slope, rtol=1e-6)
 
 
 def sphere_of(forward: infer.Convergence) -> Any:
@@ -163,10 +168,3 @@ def test_noise_follows_the_number_of_galaxies_in_a_pixel(one_device: Any) -> Non
 def test_wrong_arguments_are_refused(one_device: Any, make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(one_device[0].model.forward)
-
-
-def test_chains_of_a_divided_light_cone_are_named(tmp_path: Path) -> None:
-    divided, position = posterior(maps((2, 1)))
-    starts = jax.tree.map(lambda x: np.stack([x, x]), position)
-    with pytest.raises(ValueError, match=r"divided over 2 devices.*use a config with decomposition=\(1, 1\)"):
-        infer.sample(divided, starts, key=jax.random.key(0), steps=100, output=tmp_path)

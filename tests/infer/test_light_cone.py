@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 import pmwd_dist as pmd
 from pmwd_dist import infer
@@ -106,8 +108,8 @@ def directional(forward: infer.Simulation) -> Any:
 
 
 @pytest.mark.slow
-def test_gradients_are_those_of_differences_on_any_division(forward: infer.Simulation) -> None:
-    """By noise, cosmology (with Alcock-Paczynski) and bias."""
+def test_gradients_are_those_of_differences_and_of_chains_on_groups_of_devices(forward: infer.Simulation) -> None:
+    """By noise, cosmology (with Alcock-Paczynski) and bias, of chains at different places."""
     run, noise = directional(forward), pmd.white_noise(jax.random.key(0), forward.config)
     at = {"Omega_m": jnp.asarray(0.32), "sigma8": jnp.asarray(0.8), "b1": jnp.asarray(0.8)}
     (value, field), (by_noise, by_parameters) = run(noise, at)
@@ -119,12 +121,14 @@ def test_gradients_are_those_of_differences_on_any_division(forward: infer.Simul
         ends = [run(noise, at | {name: at[name] + sign * size})[0][0] for sign in (1, -1)]
         np.testing.assert_allclose(slope, (ends[0] - ends[1]) / (2 * size), rtol=1e-4, err_msg=name)
 
-    config = configure((2, 2))
-    divided = infer.Simulation(config, COSMO, **OPTIONS)
-    (again, other), (slopes, _) = directional(divided)(pmd.white_noise(jax.random.key(0), config), at)
-    np.testing.assert_allclose(other, field, rtol=0, atol=1e-9)
-    np.testing.assert_allclose(again, value, rtol=1e-9)
-    np.testing.assert_allclose(slopes, by_noise, rtol=0, atol=1e-8 * np.abs(by_noise).max())
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("chains", "x"))
+    divided = infer.Simulation(configure(pmd.Decomposition(mesh=mesh, spec=P("x"))), COSMO, **OPTIONS)
+    second = jnp.asarray(along), jax.tree.map(lambda x: 1.1 * x, at)
+    both = jax.tree.map(lambda *x: jnp.stack(x), (noise, at), second)
+    chains = jax.jit(jax.vmap(directional(divided), spmd_axis_name="chains"))(*both)
+    expected = jax.tree.map(lambda *x: np.stack(x), ((value, field), (by_noise, by_parameters)), run(*second))
+    for ours, alone in zip(jax.tree.leaves(chains), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, alone, rtol=0, atol=1e-9 * np.abs(alone).max())
 
 
 def test_what_has_no_light_cone_is_refused() -> None:

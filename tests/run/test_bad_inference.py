@@ -332,27 +332,11 @@ def test_data_are_read_and_odd_ones_warned_of(tmp_path: Path) -> None:
             "devices.pdims = [2, 2]: takes 4 devices, and sampler.chain_devices is 2; use [2, 1], or leave it out",
         ),
         (["sampler.chain_devices=0"], "sampler.chain_devices = 0: must be 1 or more; for example 1"),
-        (
-            ["sampler.chain_devices=2", "model.gravity=lpt", "time.lpt_order=3"],
-            "sampler.chain_devices = 2: makes 2 groups, and initial conditions of third order can't be a batch over "
-            "groups; use time.lpt_order = 2, or leave it out",
-        ),
-        (
-            ["sampler.chain_devices=2", "lensing"],
-            "sampler.chain_devices = 2: makes 2 groups, and light cones can't be a batch over groups; leave it out, "
-            "and use devices.pdims = [1, 1]",
-        ),
-        (
-            ["lensing"],
-            'likelihood.kind = "lensing": light cones of several chains can\'t be divided over 4 devices; '
-            "use devices.pdims = [1, 1]",
-        ),
     ],
 )
 def test_devices_of_a_chain_that_do_not_divide_are_named(overrides: list[str], problem: str, tmp_path: Path) -> None:
-    text = (LENSING if "lensing" in overrides else SMALL).replace("pdims = [1, 1]\n", "")
     with pytest.raises(SettingsError) as caught:
-        plan_of(tmp_path / "run", *(x for x in overrides if x != "lensing"), text=text)
+        plan_of(tmp_path / "run", *overrides, text=SMALL.replace("pdims = [1, 1]\n", ""))
     assert str(caught.value) == problem
 
 

@@ -116,7 +116,6 @@ def test_galaxies_on_a_light_cone_are_data(tmp_path: Path) -> None:
         "model.observer: is of model.light_cone = true": CONE.replace("light_cone = true\n", ""),
         "model.observer = .* must lie in the box of 60": CONE.replace("[30, 10, 30]", "[30, 10, 70]"),
         "time.a_stop = 0.95: must be 1, where the observer is": CONE.replace("steps = 1", "steps = 1\na_stop = 0.95"),
-        "model.light_cone: light cones of several chains": CONE.replace("pdims = [1, 1]", "pdims = [2, 1]"),
     }
     for message, text in wrong.items():
         with pytest.raises(SettingsError, match=message):

@@ -79,10 +79,6 @@ class InferencePlan(Plan):
           SettingsError: the settings don't fit the devices, their memory, the files or each other.
         """
         simulation = build(settings)
-        if settings.on_light_cone and (count := simulation.config.decomposition.size) > 1:
-            batch = f"light cones of several chains can't be divided over {count} devices"  # by vmap of JAX 0.10
-            key = f'likelihood.kind = "{settings.likelihood.kind}"' if settings.likelihood.maps else "model.light_cone"
-            raise SettingsError([f"{key}: {batch}; use devices.pdims = [1, 1]"])
         if (problem := too_large(settings, simulation.config)) is not None:
             raise SettingsError([problem])
         data, problems = _read_files(settings)

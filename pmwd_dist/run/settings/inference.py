@@ -310,11 +310,6 @@ class InferenceSettings(Settings):
     sampler: Sampler
     checks: Checks
 
-    @property
-    def on_light_cone(self) -> bool:
-        """Whether the data are on a light cone, as maps or galaxies."""
-        return self.likelihood.maps or self.model.light_cone
-
     def divide(self, shapes: Sequence[Shape3], **options: Any) -> Decomposition | None:
         """The division of fields over the devices of a chain, if their number is given."""
         return None if self.sampler.chain_devices is None else _chain_decomposition(self, shapes, **options)
@@ -332,7 +327,6 @@ def _chain_decomposition(settings: InferenceSettings, shapes: Sequence[Shape3], 
     px, py = default_decomposition(shapes, size).pdims if pdims is None else pdims
     if groups == 1:
         return Decomposition((px, py), **options)
-    _check_batch(settings, groups)
     devices = np.array(jax.devices()[: groups * size], dtype=object).reshape(groups, px, py)
     mesh = Mesh(devices, (CHAINS, "x", "y"), axis_types=(AxisType.Auto,) * 3)
     return Decomposition(mesh=mesh, spec=PartitionSpec("x", "y"), **options)  # vmap fails with P(), of one device
@@ -352,14 +346,3 @@ def _groups(size: int, chains: int) -> int:
         constraint = f"makes {groups} groups of {count} devices, and sampler.chains = {chains} is no multiple of that"
         raise ArgumentError("chain_devices", size, constraint, f"use {even}, or sampler.chains = {more}")
     return groups
-
-
-def _check_batch(settings: InferenceSettings, groups: int) -> None:
-    """Raise ArgumentError for loops on blocks, which vmap with an axis of the mesh can't batch (JAX 0.10)."""
-    size = settings.sampler.chain_devices
-    if settings.on_light_cone:
-        constraint = f"makes {groups} groups, and light cones can't be a batch over groups"
-        raise ArgumentError("chain_devices", size, constraint, "leave it out, and use devices.pdims = [1, 1]")
-    if settings.model.gravity != "linear" and settings.time.lpt_order == 3:
-        constraint = f"makes {groups} groups, and initial conditions of third order can't be a batch over groups"
-        raise ArgumentError("chain_devices", size, constraint, "use time.lpt_order = 2, or leave it out")
