@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pmwd_dist._checks import check_number
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist.report.spectra import angular_power
 from pmwd_dist.report.style import figure_of, make_axes, styled
 
@@ -34,11 +35,16 @@ def density(
       velocity: mean velocity of the slice along x and y, drawn as arrows, shape (2, nx, ny) [km/s].
       axes: axes; default: a new figure.
 
+    Raises:
+      ValueError: the field has another shape.
+
     Examples:
       >>> field = pmd.density(solution.particles, config)
       >>> figure = pmd.plot.density(field, config.box_size, thickness=16.0)
       >>> figure.savefig("density.png")
     """
+    if np.ndim(field) not in (2, 3):
+        raise ArgumentError("field", field, "must have the shape (nx, ny, nz) or (nx, ny)", "pass the density first")
     sides = np.atleast_1d(getattr(box_size, "box_size", box_size)).tolist()
     x, y, *z = sides * 3 if len(sides) == 1 else sides
     if thickness is not None:

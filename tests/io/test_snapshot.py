@@ -281,6 +281,7 @@ def test_swiftsimio_has_the_same_expansion(tmp_path: Path, cosmo, single, radiat
     config = make_config(single, (2, 2, 2))
     path = save_snapshot(tmp_path / "s.hdf5", make_particles(config), own, config, A, format="swift")
     metadata = swiftsimio.load(str(path)).metadata
+    assert metadata.code_info.startswith("pmwd-dist") and metadata.library_info and metadata.compiler_info
     found, raw = metadata.cosmology, metadata.cosmology_raw
     assert found.Tcmb0.value == (0 if radiation is None else 2.7255)
     assert found.Neff == pytest.approx(0 if radiation is None else float(own.n_eff))

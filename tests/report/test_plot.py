@@ -33,6 +33,10 @@ def test_a_side_is_the_one_of_a_cube(side: Any) -> None:
     one, three = (pmd.plot.density(field, sides, thickness=16.0).axes[0] for sides in (side, (64.0, 64.0, 64.0)))
     np.testing.assert_array_equal(one.images[0].get_array(), three.images[0].get_array())
     assert one.images[0].get_extent() == three.images[0].get_extent() == [0, 64, 0, 64]
+    with pytest.raises(
+        ValueError, match=r"field=.* must have the shape \(nx, ny, nz\) or \(nx, ny\); pass the density first"
+    ):
+        pmd.plot.density(64.0, field)
 
 
 def test_figures_draw_in_a_notebook_without_pyplot_and_without_latex() -> None:

@@ -30,6 +30,9 @@ from pmwd_dist.io.snapshot.units import CM_PER_MPC, GRAM_PER_MASS
 from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes
 
 _SECOND = CM_PER_MPC / 1e5  # Mpc s/km
+_UNKNOWN = ("Git Branch", "Git Revision", "Git Date", "Compiler Name", "Compiler Version", "MPI library")
+_UNKNOWN += ("FFTW library version", "GSL library version")
+_CODE = {"Code": "pmwd-dist", "HDF5 library version": h5py.version.hdf5_version} | dict.fromkeys(_UNKNOWN, "unknown")
 _UNITS = {
     "Unit length in cgs (U_L)": CM_PER_MPC,
     "Unit mass in cgs (U_M)": GRAM_PER_MASS,
@@ -47,7 +50,7 @@ def _groups(part: Part) -> dict[str, Attributes]:
         "Cosmology": _in_arrays(_cosmology(part)),
         "Units": units,
         "InternalCodeUnits": units,
-        "Code": {"Code": "pmwd-dist"},
+        "Code": {name: np.bytes_(text) for name, text in _CODE.items()},
         "Policy": _in_arrays({"cosmological integration": 1, "self gravity": 1, "hydro": 0}),
         "Parameters": {"Cosmology:a_end": str(part.a), "Cosmology:h": str(part.h)},
     }
