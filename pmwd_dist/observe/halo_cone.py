@@ -60,8 +60,8 @@ def halo_light_cone(
     """
     check_config(config)
     check_on_host("halo_light_cone", cosmo)
-    later_first = _checked(catalogues, config)
     table, box = growth_table_to(2, cosmo), np.asarray(config.box_size)
+    later_first = _checked(catalogues, config, table)
     place = checked_observer(box / 2 if observer is None else observer, config.box_size)
     times = np.array([halos.about["a"] for halos in later_first])
     distances = distances_at(1 / times - 1, table)
@@ -100,10 +100,12 @@ def halo_light_cone(
 _POSITIONS = {name.format(axis) for name in ("halo_{}", "halo_core_{}") for axis in "xyz"}
 
 
-def _checked(catalogues: Sequence[HaloCatalogue], config: Config) -> list[HaloCatalogue]:
-    """Catalogues with the box of a config, the latest first."""
+def _checked(catalogues: Sequence[HaloCatalogue], config: Config, table: GrowthTable) -> list[HaloCatalogue]:
+    """Catalogues of a config and cosmology, the latest first."""
+    if isinstance(catalogues, HaloCatalogue):
+        raise ArgumentError("catalogues", catalogues, "must be a list of catalogues", show_value=False)
     for halos in catalogues:
-        check_halos(halos, config, name="catalogues")
+        check_halos(halos, config, table, name="catalogues")
     found = sorted(catalogues, key=lambda halos: -halos.about["a"])
     times = [halos.about["a"] for halos in found]
     if len({*times}) < max(len(times), 2) or any({*halos.columns} != {*found[0].columns} for halos in found):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY, Cosmology
@@ -19,6 +20,7 @@ from pmwd_dist.parallel.inputs import check_on_host
 from pmwd_dist.pm.particles import Particles
 
 _FEWEST = 10  # particles in a sphere, from which on its density counts
+_LARGE = 50  # particles of halos that have a core without exception
 _REACH = 2.0  # largest radius, over that of the group's mass at 200 times the mean density
 _AT_ONCE = 1 << 22  # particles of spheres in memory
 
@@ -53,17 +55,24 @@ def overdensity_masses(
       and `halo_r200c`, comoving [Mpc/h].
 
     Raises:
-      ValueError: the particles have another scale factor or box than the halos, or are none.
+      ValueError: the particles have another scale factor or box than the halos, the cosmology is another one, or most
+        of the large halos have no dense core among the particles.
 
     Examples:
       >>> halos = observe.overdensity_masses(halos, solution.particles, cosmo, config)
       >>> halos.columns["halo_m200m"]
     """
     check_on_host("overdensity_masses", (particles, cosmo))
-    check_halos(halos, config)
+    check_halos(halos, config, cosmo)
     rows, _ = particle_rows(particles, config, halos.about["a"])
     table, places = growth_table_to(2, cosmo), Places(config.decomposition, config.box_size)
-    return with_masses(halos, rows, places, float(table.cosmo.Omega_cb), float(table.E(halos.about["a"])))
+    found = with_masses(halos, rows, places, float(table.cosmo.Omega_cb), float(table.E(halos.about["a"])))
+    large = halos.number >= _LARGE
+    if large.any() and (lost := np.mean(found.columns["halo_m200m"][large] == 0)) > 0.5:
+        constraint = f"have no dense core in {100 * lost:.0f} % of the halos of {_LARGE} particles or more"
+        remedy = "pass the particles that the halos were found in"
+        raise ArgumentError("particles", particles, constraint, remedy, show_value=False)
+    return found
 
 
 def with_masses(halos: HaloCatalogue, rows: Rows, places: Places, Omega_m: float, E: float) -> HaloCatalogue:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from pmwd_dist.ops.friends import components, group_labels
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.exchange import Places, send_rows
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
-from pmwd_dist.parallel.inputs import check_on_host
+from pmwd_dist.parallel.inputs import check_on_host, whole_number
 from pmwd_dist.pm import inputs
 from pmwd_dist.pm.particles import Particles
 
@@ -103,14 +104,22 @@ class HaloCatalogue(Catalogue):
         return np.stack([self.columns[name.format(axis)] for axis in "xyz"], axis=-1)
 
 
-def check_halos(halos: Any, config: Config | None = None, *, name: str = "halos") -> None:
-    """Raise ArgumentError unless this is a HaloCatalogue, in the box of a config if there is one."""
+def check_halos(
+    halos: Any, config: Config | None = None, cosmo: Cosmology | GrowthTable | None = None, *, name: str = "halos"
+) -> None:
+    """Raise ArgumentError unless this is a HaloCatalogue, in the box and the cosmology of others if there are some."""
     if not isinstance(halos, HaloCatalogue):
         raise ArgumentError(name, halos, "must be a HaloCatalogue", "call friends_of_friends", show_value=False)
     box = halos.about["box_size [Mpc/h]"]
     if config is not None and tuple(box) != config.box_size:
         constraint = f"has a box of {tuple(box)} Mpc/h, and the config of {config.box_size}"
         raise ArgumentError(name, halos, constraint, "pass their config", show_value=False)
+    if cosmo is not None and "cosmology" in halos.about:
+        own, other = json.loads(halos.about["cosmology"]), parameters_of(cosmo)
+        for key in ("Omega_c", "Omega_b", "Omega_k", "w0", "wa"):
+            if not math.isclose(own[key], value := float(getattr(other, key)), rel_tol=1e-5, abs_tol=1e-7):
+                constraint = f"are of a universe with {key} = {own[key]:g}, and cosmo has {value:g}"
+                raise ArgumentError(name, halos, constraint, "pass their cosmology", show_value=False)
 
 
 @on_auto_axes
@@ -216,7 +225,7 @@ def find_groups(rows: Rows, places: Places, count: int, *, linking_length: float
       ValueError: a number is out of its range, or the linking length is half of the box or more.
     """
     check_number(linking_length, "linking_length", 0.05, 1)
-    check_number(min_particles, "min_particles", 1)
+    min_particles = whole_number(min_particles, "min_particles", least=1)
     length = linking_length * (math.prod(places.sides) / count) ** (1 / 3)
     if length >= min(places.sides) / 2:
         raise ArgumentError("linking_length", linking_length, "must be less than half of the box", "use more particles")

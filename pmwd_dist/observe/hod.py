@@ -38,6 +38,9 @@ class HaloOccupation(eqx.Module):
       log_m_min, log_m0, log_m1: decimal logarithms of the masses [Msun/h].
       sigma_log_m: width of the step of the centrals.
       alpha: slope of the satellites.
+
+    Raises:
+      ValueError: a number is out of its range: a mass instead of its logarithm, or a width that is not positive.
     """
 
     log_m_min: Any = 12.0
@@ -45,6 +48,12 @@ class HaloOccupation(eqx.Module):
     log_m0: Any = 12.0
     log_m1: Any = 13.2
     alpha: Any = 1.0
+
+    def __check_init__(self) -> None:
+        for name in ("log_m_min", "log_m0", "log_m1"):
+            check_number(getattr(self, name), name, 0, 20, remedy="pass decimal logarithms of masses [Msun/h]")
+        check_number(self.sigma_log_m, "sigma_log_m", 1e-4, 10)
+        check_number(self.alpha, "alpha", 0, 10)
 
     def centrals(self, mass: ArrayLike) -> Array:
         """Mean number of central galaxies, 0 to 1."""
@@ -99,7 +108,7 @@ def halo_galaxies(
         raise ArgumentError("occupation", occupation, "must be a HaloOccupation", show_value=False)
     check_key(key)
     check_choice(definition, "definition", DEFINITIONS)
-    check_halos(halos)
+    check_halos(halos, cosmo=cosmo)
     if f"halo_m{definition}" not in halos.columns:
         raise ArgumentError("halos", halos, f"have no M{definition}", "call overdensity_masses", show_value=False)
     mass, a, sides = halos.columns[f"halo_m{definition}"], halos.about["a"], halos.about["box_size [Mpc/h]"]

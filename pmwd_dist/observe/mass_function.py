@@ -18,6 +18,7 @@ from pmwd_dist.observe.halos import DEFINITIONS, HaloCatalogue, check_halos
 from pmwd_dist.pm import inputs
 
 _PER_DECADE = 5  # bins
+_LEAST = 1e5  # mass [Msun/h]: the logarithm of none
 _NODES = 32  # masses at which sigma(M) is computed
 
 
@@ -61,8 +62,8 @@ def mass_function(halos: HaloCatalogue, edges: Any = None, *, definition: str = 
         edges = 10 ** (np.arange(logs.min(), logs.max() + 2) / _PER_DECADE)
         edges[0] = min(edges[0], mass[mass > 0].min(initial=edges[0]))  # the logarithm may round up
     ends = np.asarray(check_ascending(edges, "edges"))
-    if ends[0] <= 0:
-        raise ArgumentError("edges", ends[0], "must be positive masses [Msun/h]")
+    if ends[0] <= 0 or ends[-1] < _LEAST:
+        raise ArgumentError("edges", ends[-1], "must be positive masses [Msun/h], not their logarithms")
     number = np.histogram(mass, ends)[0].astype(float)
     volume = np.prod(halos.about["box_size [Mpc/h]"]) * np.diff(np.log(ends))
     return MassFunction(np.sqrt(ends[1:] * ends[:-1]), number / volume, np.sqrt(number) / volume, number)
@@ -83,7 +84,7 @@ def tinker_mass_function(
       a: scale factor.
 
     Raises:
-      ValueError: a mass is not positive, or another argument is out of its range.
+      ValueError: a mass is below 1e5 Msun/h, or another argument is out of its range.
 
     Examples:
       >>> observe.tinker_mass_function([1e13, 1e14], lambda k: pmd.linear_power(k, cosmo), cosmo, 1.0)
@@ -91,8 +92,9 @@ def tinker_mass_function(
     check_callable(power, "power", "lambda k: pmd.linear_power(k, cosmo)")
     inputs.scale_factor(a)
     values, table = np.atleast_1d(np.asarray(mass, float)), growth_table_to(2, cosmo)
-    if not (np.isfinite(values) & (values > 0)).all():
-        raise ArgumentError("mass", mass, "must be positive masses [Msun/h]", show_value=False)
+    if not values.size or not (np.isfinite(values) & (values >= _LEAST)).all():
+        constraint = f"must be masses of {_LEAST:g} Msun/h or more, not their logarithms"
+        raise ArgumentError("mass", mass, constraint, show_value=False)
     rho = 1e10 * CRITICAL_DENSITY * float(table.cosmo.Omega_cb)
     sigma, slope = _sigma(values, rho, lambda k: power(k) * table.linear(k, a)[0] ** 2)
     alpha = 10 ** -((0.75 / math.log10(200 / 75)) ** 1.2)

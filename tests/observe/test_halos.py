@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,8 @@ def test_bad_arguments(clustered: pmd.Particles) -> None:
         "a=None is not known for these particles": {"a": None},
         "a=3.0 must be a scale factor": {"a": 3.0},
         "linking_length=0.01 must be a finite number from 0.05 to 1": {"linking_length": 0.01},
-        "min_particles=0 must be a finite number, 1 or more": {"min_particles": 0},
+        "min_particles=0 must be a whole number, 1 or more": {"min_particles": 0},
+        "min_particles=2.5 must be a whole number": {"min_particles": 2.5},
     }
     particles = pmd.Particles(clustered.disp, clustered.vel)
     for message, changes in refused.items():
@@ -165,6 +167,31 @@ def test_bad_arguments(clustered: pmd.Particles) -> None:
         halos_of(pmd.Particles(clustered.disp, clustered.vel * jnp.nan), config)
     with pytest.raises(ValueError, match="outside jit"):
         jax.jit(lambda p: halos_of(p, config).mass)(particles)
+    halos, cosmo, observe = halos_of(particles, config, a=0.5), problems.cosmology(), pmd.observe
+    other = problems.cosmology(Omega_c=0.6)
+    cold = pmd.Particles(jnp.zeros_like(clustered.disp), clustered.vel)
+    calls: dict[str, Callable[[], Any]] = {
+        "halos are of a universe with Omega_c = .*, and cosmo has 0.6; pass their cosmology": lambda: (
+            observe.overdensity_masses(halos, particles, other, config)
+        ),
+        "have no dense core in 100 % of the halos of 50 particles or more; pass the particles": lambda: (
+            observe.overdensity_masses(halos, cold, cosmo, config)
+        ),
+        "log_m1 must be a finite number from 0 to 20; pass decimal logarithms": lambda: observe.HaloOccupation(
+            log_m1=1e13
+        ),
+        "sigma_log_m=-0.3 must be a finite number from": lambda: observe.HaloOccupation(sigma_log_m=-0.3),
+        "edges=13.0 must be positive masses .*, not their logarithms": lambda: observe.mass_function(
+            halos, [11.0, 12.0, 13.0]
+        ),
+        "mass must be masses of 100000 Msun/h or more": lambda: observe.tinker_mass_function(
+            [12.0], lambda k: k, cosmo, 1.0
+        ),
+        "catalogues must be a list of catalogues": lambda: observe.halo_light_cone(halos, cosmo, config),
+    }
+    for message, call in calls.items():
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 def test_overdensity_masses(clustered: pmd.Particles, decomposition: pmd.Decomposition) -> None:
@@ -217,7 +244,7 @@ def test_the_mass_function_of_tinker() -> None:
         power = lambda k: pmd.linear_power(k, cosmo, "eisenstein-hu")  # noqa: E731
         found = pmd.observe.tinker_mass_function(mass, power, cosmo, a)
         np.testing.assert_allclose(found, values, rtol=1e-3 if a == 1 else 1e-2)
-    with pytest.raises(ValueError, match="mass must be positive masses"):
+    with pytest.raises(ValueError, match="mass must be masses of 100000 Msun"):
         pmd.observe.tinker_mass_function([1e12, -1], power, cosmo, 1.0)
 
 
