@@ -33,6 +33,7 @@ from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.observe.shells import POINTS, WEIGHTS, Shells, is_traced
 from pmwd_dist.observe.sphere import SphericalLightCone
+from pmwd_dist.ops.local_fft import irfft, rfft
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import real, whole_number
 
@@ -264,8 +265,7 @@ def _plane_shear(plane: Array, sides: tuple[float, float]) -> Array:
     k2 = np.where(kx**2 + ky**2 > 0, kx**2 + ky**2, 1)
     odd = (np.abs(kx) < math.pi * nx / lx * (1 - 1e-9)) & (np.abs(ky) < math.pi * ny / ly * (1 - 1e-9))
     factors = np.stack([(kx**2 - ky**2) / k2, 2 * kx * ky * odd / k2])  # the Nyquist frequency has no sign
-    modes = jnp.fft.rfft2(plane)[None] * jnp.asarray(factors, plane.dtype)
-    return jnp.fft.irfft2(modes, s=(nx, ny))
+    return irfft(rfft(plane[None], 2) * jnp.asarray(factors, plane.dtype), ny, 2)
 
 
 def _rays(
