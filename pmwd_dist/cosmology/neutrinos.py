@@ -121,7 +121,7 @@ def _respond(universe: Background, Omega_cb: Array) -> Array:
         )
         at_start = density * start * free[:, 0]
         S = solve_volterra(-kernel - density[:, None] * streaming, start + at_start, _SQUARINGS)
-        return start + kernel @ S, at_start + density * (streaming @ S)
+        return start + matmul(kernel, S), at_start + density * matmul(streaming, S)
 
     unclustered, _ = contrasts(None)
     cold, source = jax.vmap(contrasts)(jnp.asarray(np.exp(_LN_K), dtype))
