@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import html
 import re
 import sys
@@ -32,7 +33,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Fill in the generated part of a page, and lead links to the results to their page."""
-    for name, generate in {"settings": settings, "command line": command_line, "results": results}.items():
+    for name, generate in _GENERATED.items():
         mark = f"<!-- generated: {name} -->"
         if mark in markdown:
             markdown = markdown.replace(mark, "\n".join(generate()))
@@ -117,3 +118,19 @@ def results() -> Iterator[str]:
     """The measurements, without the title."""
     text = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
     yield text.split("\n", 1)[1].replace("](../docs/", "](")
+
+
+def transforms() -> Iterator[str]:
+    """The transforms under which functions work, from the table that tests keep."""
+    first, *rows = csv.reader((ROOT / "docs" / "reference" / "transforms.csv").open(encoding="utf-8"))
+    yield f"| {' | '.join(first)} |\n|{'---|' * len(first)}"
+    words = {"yes": "✓", "no": "no", "": ""}
+    for name, *cells in rows:
+        page = "simulation.md" if "." not in name else f"{name.partition('.')[0]}.md"
+        target = ".".join(["pmwd_dist", *name.split(".")[:3]]).removesuffix(".step")
+        target = re.sub(r"(Model|Posterior)\..*", r"\1", target)
+        page = "devices.md" if name.startswith(("p", "halo_")) and name != "power_spectrum" else page
+        yield f"| [`{name}`]({page}#{target}) | {' | '.join(words[cell] for cell in cells)} |"
+
+
+_GENERATED = {"settings": settings, "command line": command_line, "results": results, "transforms": transforms}

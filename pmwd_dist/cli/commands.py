@@ -228,7 +228,7 @@ def template(
 def doctor(folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Folder of a run.")] = None) -> None:
     """List versions, devices, native ops, MPI, compiled programs, cores and memory, and the state of a run."""
     _start("doctor")
-    _say(*report_lines())
+    _say(*report_lines(folder if folder is not None and folder.is_dir() else Path()))
     if folder is not None:
         with command_errors():
             _say(f"run         {folder}: {state(folder)}")

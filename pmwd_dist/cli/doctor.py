@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import socket
+from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from textwrap import shorten
 
 import jax
@@ -18,8 +23,11 @@ from pmwd_dist.parallel.backends.peer import Peer
 from pmwd_dist.parallel.decomposition import Decomposition
 from pmwd_dist.run.common.fingerprint import versions
 
+_PAGE = "docs/howto/troubleshooting.md"
+_DRIVER = Path("/proc/driver/nvidia/version")
 
-def report_lines() -> list[str]:
+
+def report_lines(folder: Path) -> list[str]:
     """Lines on versions, devices, native ops, MPI, compiled programs, cores and memory, with remedies."""
     found = versions()
     lines = ["versions    " + ", ".join(f"{name} {number}" for name, number in found.items() if number)]
@@ -31,7 +39,26 @@ def report_lines() -> list[str]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     lines.append(f"threads     {cores} cores")
     lines.append(f"memory      {size(free)} free of {size(total)}")
-    return lines
+    return lines + [f"issue       {text}: {_PAGE}#{place}" for place, text in _issues(folder)]
+
+
+def _issues(folder: Path) -> Iterator[tuple[str, str]]:
+    """Known issues of this machine, by their place on the page."""
+    if jax.device_count() > 1 and jax.default_backend() == "cpu":
+        yield "queued-programs", "wait for each program that you jit, or XLA may hang or abort"
+    driver = re.search(r"Module +(\d+)", _DRIVER.read_text()) if _DRIVER.is_file() else None
+    if driver and int(driver[1]) <= 535 and jax.default_backend() == "gpu":
+        yield "cuda-graphs", f"driver {driver[1]} may fail in CUDA graphs"
+    handle = os.open(folder, os.O_RDONLY)
+    for what, call in {
+        "locks": partial(fcntl.flock, handle, fcntl.LOCK_SH),
+        "flushes": partial(os.fsync, handle),
+    }.items():
+        try:
+            call()
+        except OSError as error:
+            yield "file-systems", f"the file system of {folder.resolve()} has no {what} of folders ({error.strerror})"
+    os.close(handle)
 
 
 def _devices() -> list[str]:
@@ -48,8 +75,6 @@ def _devices() -> list[str]:
         lines = [f"process {i:<3} {text}" for i, text in enumerate(each)]
     if jax.device_count() > 1:
         lines.append("slabs       " + ("peer: the GPUs' copy engines" if reason is None else f"xla; peer {reason}"))
-    if jax.device_count() > 1 and jax.default_backend() == "cpu":
-        lines.append("queue       wait for each program that you jit, or XLA may hang or abort: docs/howto/gpus.md")
     return lines
 
 

@@ -285,7 +285,33 @@ def test_doctor(cli: Cli):
     for words in ("pmwd-dist", "jax ", "device", "native ops", "MPI", "programs", "cores", "memory"):
         assert words in out
     assert "slabs       xla; peer needs NVIDIA GPUs" in out
-    assert "queue       wait for each program that you jit, or XLA may hang or abort: docs/howto/gpus.md" in out
+    assert "issue       wait for each program that you jit, or XLA may hang or abort: docs/howto/trouble" in out
+
+
+def test_doctor_names_known_issues_with_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    driver = tmp_path / "version"
+    monkeypatch.setattr(doctor, "_DRIVER", driver)
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 23 2025\n")
+    assert list(doctor._issues(tmp_path)) == []
+    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.06  Wed Jun 26 2024\n")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(doctor.fcntl, "flock", refuse)
+    monkeypatch.setattr(doctor.os, "fsync", refuse)
+    monkeypatch.setattr(jax, "device_count", lambda: 4)
+    issues = dict(doctor._issues(tmp_path))
+    assert issues["cuda-graphs"] == "driver 535 may fail in CUDA graphs"
+    assert issues["file-systems"].endswith("has no flushes of folders (No locks available)")
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    issues |= dict(doctor._issues(tmp_path))
+    page = (Path(__file__).parents[2] / doctor._PAGE).read_text()
+    headings = re.findall("^## (.*)$", page, re.MULTILINE)
+    assert set(issues) <= {heading.lower().replace(" ", "-") for heading in headings}
+    assert len(issues) == 3
 
 
 def test_what_to_install_without_native_ops(cli: Cli, file: Path, monkeypatch: pytest.MonkeyPatch):
@@ -296,7 +322,7 @@ def test_what_to_install_without_native_ops(cli: Cli, file: Path, monkeypatch: p
 
 
 def test_unforeseen_errors_are_one_line_too(cli: Cli, monkeypatch: pytest.MonkeyPatch):
-    def fail() -> list[str]:
+    def fail(_: Path) -> list[str]:
         raise ZeroDivisionError("nobody thought of this\nnor of this")
 
     monkeypatch.setattr(commands, "report_lines", fail)
@@ -308,7 +334,7 @@ def test_unforeseen_errors_are_one_line_too(cli: Cli, monkeypatch: pytest.Monkey
 
 
 def test_interrupt_before_anything_has_begun(cli: Cli, monkeypatch: pytest.MonkeyPatch):
-    def interrupted() -> list[str]:
+    def interrupted(_: Path) -> list[str]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(commands, "report_lines", interrupted)

@@ -74,7 +74,7 @@ def test_band_statistics_follow_the_modes(run: tuple[Any, ...]) -> None:
     np.testing.assert_allclose(sd, (1 + (BIAS / SIGMA) ** 2) ** -0.5, rtol=0.3)
 
 
-def test_chains_open_in_arviz(run: tuple[Any, ...], tmp_path: Path) -> None:
+def test_chains_open_in_arviz(run: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a tree of xarray, also after a round trip by netCDF and zarr."""
     _, folder, chain = run
     assert chain.energy_change.shape == (2, 600) and chain.noise.shape == (6, 2, *SHAPE)
@@ -95,6 +95,9 @@ def test_chains_open_in_arviz(run: tuple[Any, ...], tmp_path: Path) -> None:
         np.testing.assert_array_equal(noise["noise"].sel(draw=199), chain.noise[3])
     bare = eqx.tree_at(lambda x: (x.noise, x.powers, x.projections), chain, (None, {}, {}))
     assert set(infer.as_arviz(bare)) == {"posterior", "sample_stats"}
+    monkeypatch.setattr("pmwd_dist.infer.chain.export.version", {"arviz": "0.23.4"}.get)  # takes no trees
+    monkeypatch.setitem(sys.modules, "arviz", SimpleNamespace(from_datatree=lambda tree: ("converted", set(tree))))
+    assert infer.as_arviz(bare) == ("converted", {"posterior", "sample_stats"})
 
 
 def test_chains_open_in_getdist(run: tuple[Any, ...]) -> None:

@@ -431,7 +431,7 @@ import os, signal, sys
 from pmwd_dist.cli import commands, main
 from pmwd_dist.parallel import distributed
 
-def talk():
+def talk(folder):
     for i in range(10**9):
         distributed.all_processes(True)
         if i == 20 and not distributed.is_main():

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -13,12 +16,12 @@ from pmwd_dist.infer.chain.chain import Chain
 
 
 def as_arviz(chain: Chain) -> Any:
-    """The chain as `xarray.DataTree`, the format of ArviZ. Before ArviZ 1.0 `arviz.from_datatree` converts it.
+    """The chain as `xarray.DataTree`, the format of ArviZ, or as `arviz.InferenceData` if ArviZ is older than 1.0.
 
     The group posterior has the parameters. The group sample_stats has lp, the log density; energy_change, the energy
     error of the step before each draw; and projection and power of the white noise at wavenumbers k [h/Mpc]
     (`infer.bands`). The white noise itself is in the group noise with its draws, since functions of a posterior expect
-    all draws of each variable. Methods of the tree write files, netCDF and zarr among them.
+    all draws of each variable. Methods of the result write files, netCDF and zarr among them.
 
     Args:
       chain: chain from `sample` or `load_chain`.
@@ -47,7 +50,11 @@ def as_arviz(chain: Chain) -> Any:
         every = draws // len(chain.noise)
         last = coordinates | {"draw": np.arange(every - 1, draws, every)}
         groups["noise"] = Dataset({"noise": ((*drawn, "x", "y", "z"), np.moveaxis(chain.noise, 1, 0))}, last)
-    return DataTree.from_dict(groups)
+    tree = DataTree.from_dict(groups)
+    with suppress(PackageNotFoundError):
+        if int(version("arviz").split(".")[0]) < 1:  # the last for Python 3.11, whose figures take no tree
+            return import_module("arviz").from_datatree(tree)
+    return tree
 
 
 def as_getdist(chain: Chain, *, labels: Mapping[str, str] | None = None, **options: Any) -> Any:
