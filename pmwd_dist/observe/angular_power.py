@@ -24,7 +24,7 @@ from pmwd_dist.observe.healpix import interpolation, nearest_pixel, pixel_count,
 from pmwd_dist.observe.lensing import LightCone, Source, lensing_weights, source_distances
 from pmwd_dist.observe.power import linear_power_at, mean
 from pmwd_dist.observe.sphere import SphericalLightCone
-from pmwd_dist.parallel.inputs import real, whole_number
+from pmwd_dist.parallel.inputs import check_on_host, real, whole_number
 
 _SLABS = 200  # intervals of Limber's integral
 _DIRECTIONS = 4096  # on the sphere, for means over pixels
@@ -133,6 +133,7 @@ def limber_power(
       ValueError: a multipole or a value of P(k) is negative or not finite, or edges or sources are out of range, as in
         `lensing_weights`.
     """
+    check_on_host("limber_power", (ell, cosmo, source))
     check_number(ell, "ell", 0, several=True)
     table, (near, *_, last) = growth_table_to(2, cosmo), check_ascending(edges, "edges")
     far = min(last, float(jnp.max(source_distances(source, table, near)[0])))

@@ -15,6 +15,7 @@ from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.linear_power import sigma_R
 from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY, Cosmology
 from pmwd_dist.observe.halos import DEFINITIONS, HaloCatalogue, check_halos
+from pmwd_dist.parallel.inputs import check_on_host
 from pmwd_dist.pm import inputs
 
 _PER_DECADE = 5  # bins
@@ -89,6 +90,7 @@ def tinker_mass_function(
     Examples:
       >>> observe.tinker_mass_function([1e13, 1e14], lambda k: pmd.linear_power(k, cosmo), cosmo, 1.0)
     """
+    check_on_host("tinker_mass_function", (mass, cosmo, a))
     check_callable(power, "power", "lambda k: pmd.linear_power(k, cosmo)")
     inputs.scale_factor(a)
     values, table = np.atleast_1d(np.asarray(mass, float)), growth_table_to(2, cosmo)

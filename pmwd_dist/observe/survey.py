@@ -23,7 +23,7 @@ from pmwd_dist.observe.catalogue import Catalogue
 from pmwd_dist.observe.healpix import nearest_pixel, pixel_count, rings_of
 from pmwd_dist.observe.shells import checked_observer
 from pmwd_dist.parallel.distributed import to_devices
-from pmwd_dist.parallel.inputs import numbers, whole_number
+from pmwd_dist.parallel.inputs import check_on_host, numbers, whole_number
 from pmwd_dist.pm.inputs import check_config
 from pmwd_dist.pm.noise import check_key
 
@@ -182,6 +182,7 @@ def comoving_positions(
       >>> positions = observe.comoving_positions(galaxies.columns, cosmo, observer=(256.0, 256.0, 256.0))
       >>> counts = observe.counts_from_catalogue(positions, config)
     """
+    check_on_host("comoving_positions", (dict(columns), cosmo))
     if missing := {"RA", "DEC", "Z"} - {*columns}:
         constraint = f"lacks {', '.join(sorted(missing))}"
         raise ArgumentError("columns", list(columns), constraint, "pass catalogue.columns")
@@ -216,6 +217,7 @@ def survey_selection(
     Examples:
       >>> selection = observe.survey_selection(survey, cosmo, config)
     """
+    check_on_host("survey_selection", cosmo)
     check_survey(survey)
     check_config(config)
     observer = checked_observer(np.divide(config.box_size, 2) if observer is None else observer, config.box_size)
@@ -264,6 +266,7 @@ def random_catalogue(survey: Survey, cosmo: Cosmology | GrowthTable, *, key: Arr
     Examples:
       >>> randoms = observe.random_catalogue(survey, cosmo, key=jax.random.key(2), number=20 * len(galaxies))
     """
+    check_on_host("random_catalogue", (cosmo, key))
     check_survey(survey)
     check_key(key)
     number, table = whole_number(number, "number", least=1), growth_table_to(2, cosmo)
