@@ -65,12 +65,14 @@ def test_the_site(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     check_that_pages_load_nothing_from_elsewhere(tmp_path)
+    assert {"iframe-worker.js", "search"} <= set(os.listdir(tmp_path))  # the search from file://
+    assert (tmp_path / "search" / "search_index.js").is_file()
     for tutorial in TUTORIALS:
-        page = (tmp_path / "tutorials" / tutorial.stem / "index.html").read_text(encoding="utf-8")
+        page = (tmp_path / "tutorials" / f"{tutorial.stem}.html").read_text(encoding="utf-8")
         assert "<math" in page or tutorial.stem == "devices"
     for kind in (SimulationSettings, InferenceSettings):
         check_that_all_keys_are_described(tmp_path, kind)
-    page = (tmp_path / "reference" / "cli" / "index.html").read_text(encoding="utf-8")
+    page = (tmp_path / "reference" / "cli.html").read_text(encoding="utf-8")
     for name in commands():
         assert f'id="{name}"' in page
 
@@ -86,7 +88,7 @@ def check_that_pages_load_nothing_from_elsewhere(site: Path) -> None:
 
 
 def check_that_all_keys_are_described(site: Path, kind: Any) -> None:
-    page = (site / "reference" / "config" / "index.html").read_text(encoding="utf-8")
+    page = (site / "reference" / "config.html").read_text(encoding="utf-8")
     for name, section in kind.sections.items():
         assert f"[{name}]" in page
         for key, field in section.model_fields.items():
