@@ -201,7 +201,7 @@ def transforms(
 
 
 def main() -> None:
-    """Under mpirun: values of the functions on two processes, as JSON; tests of whole inferences have those of infer."""
+    """Under mpirun: values of the functions on two processes, as JSON; tests of inferences have those of infer."""
     pmd.distributed.initialize()
     called = {name: call for name, call in cases(inputs((2, 1))).items() if not name.startswith("infer.")}
     found = {name: float(square(function)(*x)) for name, (function, x) in called.items()}
