@@ -99,6 +99,8 @@ def cases(n: SimpleNamespace) -> dict[str, tuple[Callable[..., Any], tuple[Any, 
             lambda x, v, o: observe.redshift_space(particles(x, v), cosmology(o), c, a=0.8).disp,
             moving,
         ),
+        "observe.momentum_field": (lambda x, v: observe.momentum_field(particles(x, v), c, a=0.8), moving[:2]),
+        "observe.velocity_field": (lambda x, v: observe.velocity_field(particles(x, v), c, a=0.8), moving[:2]),
         "observe.bias_weights": (
             lambda m, b: observe.bias_weights(m, observe.LagrangianBias(b1=b), jax_cosmo.Planck15(), c, smoothing=8.0),
             (n.modes, n.omega),
