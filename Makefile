@@ -2,7 +2,7 @@
 # make test   build everything, check the code, run the first tier of the tests
 # make test-all   the same with all tests
 # make docs   build the documentation: site/index.html
-# make packages       build wheels and sdists: dist/
+# make packages       build wheels and sdists: dist/; TARGETS="x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu"
 # make try-packages   install those in fresh environments and run a simulation: PYTHON=python3.12 JAX=0.11
 # make third-party    write the licences of the dependencies anew, after they changed
 #
@@ -54,12 +54,17 @@ test-all: test
 docs: $(STAMPS)/docs
 	$(BIN)/mkdocs build --strict
 
-# Zig links against the symbols of an old glibc: the wheel runs on every Linux of that glibc or newer.
+# Zig links against the symbols of an old glibc, for other processors too: the wheel runs on every Linux of that glibc or
+# newer. Other targets than this machine's need `rustup target add`.
+TARGETS ?= $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 packages: $(STAMPS)/packaging | rust-tools
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
-	cd rust/jaxdecomp-ops && PATH="$(abspath $(BIN)):$$PATH" maturin build --release --locked --zig \
-		--compatibility manylinux2014 --sdist --interpreter $(PYO3_PYTHON) --out ../../dist
+	cd rust/jaxdecomp-ops && export PATH="$(abspath $(BIN)):$$PATH" && maturin sdist --out ../../dist && \
+	for target in $(TARGETS); do \
+		case $$target in *linux*) linux="--zig --compatibility manylinux2014";; *) linux=;; esac; \
+		maturin build --release --locked $$linux --target $$target --out ../../dist || exit 1; \
+	done
 	$(BIN)/twine check --strict dist/*
 
 JAX ?= 0.12

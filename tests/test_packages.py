@@ -40,6 +40,18 @@ def test_licences_of_all_dependencies():
     assert crates == set(re.findall(r"^={80}\n(\S+ \S+): ", texts, re.MULTILINE)), "run `make third-party`"
 
 
+def test_the_recipe_for_conda_has_the_requirements():
+    recipe = yaml.safe_load((ROOT / "packaging/conda/recipe.yaml").read_text())
+    ours, native = recipe["outputs"]
+    found = {line.replace("matplotlib-base", "matplotlib").replace(" ", "") for line in ours["requirements"]["run"]}
+    assert found == {*PROJECT["dependencies"], f"python{PROJECT['requires-python']}"}
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert set(build) <= {line.replace(" ", "") for line in ours["requirements"]["host"]}
+    maturin = tomllib.loads((ROOT / "rust/jaxdecomp-ops/pyproject.toml").read_text())["build-system"]["requires"]
+    assert set(maturin) <= {line.replace(" ", "") for line in native["requirements"]["host"]}
+    assert recipe["context"]["version"] == PROJECT["version"]
+
+
 def test_licence_of_the_native_ops_is_ours():
     assert (ROOT / "rust/jaxdecomp-ops/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 

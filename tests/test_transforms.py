@@ -126,9 +126,9 @@ def assert_close(found: list[Any], expected: list[Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.mpi
-@pytest.mark.timeout(300)
-def test_functions_work_on_two_processes(tmp_path: Path, cases: dict[str, Any]) -> None:
-    done = mpirun(2, tmp_path, compatibility.__file__, limit=220)
+@pytest.mark.parametrize("part", range(3))
+def test_functions_work_on_two_processes(part: int, tmp_path: Path, cases: dict[str, Any]) -> None:
+    done = mpirun(2, tmp_path, compatibility.__file__, str(part))
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.strip().splitlines()[-1])
     for name in [name for name in found if not name.startswith("halo")]:
