@@ -177,7 +177,7 @@ def test_bad_arguments(clustered: pmd.Particles) -> None:
         "have no dense core in 100 % of the halos of 50 particles or more; pass the particles": lambda: (
             observe.overdensity_masses(halos, cold, cosmo, config)
         ),
-        "log_m1 must be a finite number from 0 to 20; pass decimal logarithms": lambda: observe.HaloOccupation(
+        "log_m1=1.*0 must be a finite number from 0 to 20; pass decimal logarithms": lambda: observe.HaloOccupation(
             log_m1=1e13
         ),
         "sigma_log_m=-0.3 must be a finite number from": lambda: observe.HaloOccupation(sigma_log_m=-0.3),
