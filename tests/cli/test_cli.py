@@ -68,7 +68,7 @@ def fails(result: tuple[int, str, str], *words: str, lines: int = 2) -> None:
 def test_no_verb_prints_the_verbs(cli: Cli):
     code, out, _ = cli()
     assert code == 0
-    for verb in ("run", "resume", "check", "template", "doctor", "power", "halos", "report"):
+    for verb in ("run", "ensemble", "resume", "check", "template", "doctor", "power", "halos", "report"):
         assert verb in out
 
 

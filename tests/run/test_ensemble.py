@@ -141,6 +141,8 @@ def test_a_kill_loses_the_row_in_work_at_most(files: list[Path | str], single: P
         ("", "rows.csv: holds no table; its first line must have keys, such as noise.seed"),
         ("noise.seed\n", "rows.csv: has no rows below its columns"),
         ("noise.sed\n1\n", "rows.csv: column noise.sed: no key of a simulation; did you mean noise.seed?"),
+        ("noise.seed;time.steps\n1;2\n", "column noise.seed;time.steps: is several; separate columns by commas"),
+        ("noise.fixed\nTrue\nyes\n", 'rows.csv, row 1 (line 3): noise.fixed = "yes": must be true or false'),
         ("seed\n1\n", "rows.csv: column seed: no key of a simulation; `pmwd-dist template` lists all"),
         ("noise.seed,noise.seed\n1,2\n", "rows.csv: column noise.seed: there are 2 of this name"),
         ("output.figures\ntrue\n", "rows.csv: column output.figures: rows draw no figures"),

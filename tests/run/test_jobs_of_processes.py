@@ -183,7 +183,11 @@ command("infer", "small.toml", "--output", "faulty", *slabs, *mask)
 PENCILS = """
 import time
 pencils = ("--set", "devices.pdims=[2, 2]")
-codes = {"resumed": command("resume", "begun_on_one", *pencils)}
+codes = {
+    "resumed": command("resume", "begun_on_one", *pencils),
+    "ensemble": command("ensemble", "plain.toml", "rows.csv", *pencils, "--time-limit", "0.001s"),
+    "rest": command("resume", "rows"),
+}
 finish(codes)
 
 def end_all():
@@ -299,15 +303,18 @@ def test_pencils_of_processes(tmp_path: Path, no_figures: None):
     """Four processes go on where one began, and one where four were ended through mpirun."""
     linear_power(tmp_path / "p.txt")
     pmd.ForceCorrection(4.0, np.full((9, 5), 0.2)).save(tmp_path / "force.json")
+    (tmp_path / "rows.csv").write_text("noise.seed\n0\n1\n")
     (tmp_path / "plain.toml").write_text(f'{PLAIN}\n[force]\ncorrection = "force.json"\n')
     with pytest.raises(Interrupted):
         alone(tmp_path / "begun_on_one", tmp_path / "plain.toml", time_limit=0.01)
     done = mpirun(4, tmp_path, "-c", DIFFERENT + BEGIN + PENCILS, limit=300)
-    assert codes_of(done) == {"resumed": 0}
+    assert codes_of(done) == {"resumed": 0, "ensemble": 0, "rest": 0}
     assert (done.returncode, done.stdout.count("step 3/3")) == (1, 1)
+    assert "rows/summary.h5: 2 rows, 2 finished" in done.stdout
     assert status_of(tmp_path / "ended") == "running"
     one = alone(tmp_path / "one", tmp_path / "plain.toml")
     compare(tmp_path / "begun_on_one", one)
+    compare(tmp_path / "rows/rows/00000", one)
     compare(alone(tmp_path / "ended", tmp_path / "ended" / "config.toml", resume=True), one)
 
 

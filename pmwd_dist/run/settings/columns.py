@@ -63,7 +63,7 @@ def read_settings_table(
         raise SettingsError([f"--set {shown(Raw(text))}: is a column of {table}, too" for text in both])
     tree, rows, problems = load_tree(file), list[SimulationSettings](), dict[str, str]()
     for i, (line, cells) in enumerate(lines):
-        values = [f"{key}={_number(cell)}" for key, cell in zip(columns, cells, strict=True)]
+        values = [f"{key}={_toml(cell)}" for key, cell in zip(columns, cells, strict=True)]
         try:
             own = copy.deepcopy(tree)
             rows.append(read_tree(SimulationSettings, own, file, [*values, *overrides, "output.figures=false"]))
@@ -101,6 +101,8 @@ def _cells(path: Path) -> tuple[tuple[str, ...], list[tuple[int, tuple[str, ...]
 def _column_problem(key: str, columns: Sequence[str]) -> str | None:
     keys = [f"{name}.{field}" for name, model in SimulationSettings.sections.items() for field in model.model_fields]
     if key not in keys:
+        if {";", "\t"} & {*key}:
+            return f"column {shown(Raw(key))}: is several; separate columns by commas"
         near = difflib.get_close_matches(key, keys, 1, 0.6)
         remedy = f"did you mean {near[0]}?" if near else "`pmwd-dist template` lists all, such as noise.seed"
         return f"column {shown(Raw(key))}: no key of a simulation; {remedy}"
@@ -109,10 +111,10 @@ def _column_problem(key: str, columns: Sequence[str]) -> str | None:
     return f"column {key}: rows draw no figures; `pmwd-dist report` draws them" if key == "output.figures" else None
 
 
-def _number(text: str) -> str:
-    """A cell as TOML: a whole number without its decimals, which numpy.savetxt writes for a seed."""
+def _toml(text: str) -> str:
+    """A cell as TOML: whole numbers without the decimals of numpy.savetxt, and True and False of pandas."""
     try:
         value = float(text)
     except ValueError:
-        return printable(text)
+        return text.lower() if text in ("True", "False") else printable(text)
     return str(int(value)) if value.is_integer() and abs(value) < 1 << 53 else text
