@@ -85,7 +85,7 @@ def tinker_mass_function(
       a: scale factor.
 
     Raises:
-      ValueError: a mass is below 1e5 Msun/h, or another argument is out of its range.
+      ValueError: a mass is below 1e5 Msun/h, the power is not finite, or another argument is out of its range.
 
     Examples:
       >>> observe.tinker_mass_function([1e13, 1e14], lambda k: pmd.linear_power(k, cosmo), cosmo, 1.0)
@@ -111,5 +111,8 @@ def _sigma(mass: np.ndarray, rho: float, power: Callable[[Any], Any]) -> tuple[n
 
     nodes = np.linspace(math.log(mass.min()) - 1, math.log(mass.max()) + 1, _NODES)
     radii = np.cbrt(3 * np.exp(nodes) / (4 * math.pi * rho))
-    spline = CubicSpline(nodes, [math.log(float(sigma_R(float(radius), power))) for radius in radii])
+    sigmas = np.array([float(sigma_R(float(radius), power)) for radius in radii])
+    if not (np.isfinite(sigmas) & (sigmas > 0)).all():
+        raise ArgumentError("power", power, "must be finite, and 0 beyond the ends of a table", show_value=False)
+    spline = CubicSpline(nodes, np.log(sigmas))
     return np.exp(spline(np.log(mass))), spline(np.log(mass), 1)

@@ -37,7 +37,9 @@ def mass_function(found: Any, fit: Any = None, *, label: str = "Tinker et al. 20
     if fit is not None:
         theory = np.asarray(fit, float)
         upper.plot(found.mass, theory, color=COLOURS[1], lw=1.6, label=label)
-        lower[0].errorbar(mass, value / theory[some], bars / theory[some], **style)
+        above = theory[some] > 0
+        ratio, scatter = (x[..., above] / theory[some][above] for x in (value, bars))
+        lower[0].errorbar(mass[above], ratio, scatter, **style)
         lower[0].axhline(1, color="0.35", lw=1)
         lower[0].set_ylim(0, 2)
         lower[0].set_ylabel("ratio to the fit")

@@ -244,6 +244,8 @@ def test_the_mass_function_of_tinker() -> None:
         power = lambda k: pmd.linear_power(k, cosmo, "eisenstein-hu")  # noqa: E731
         found = pmd.observe.tinker_mass_function(mass, power, cosmo, a)
         np.testing.assert_allclose(found, values, rtol=1e-3 if a == 1 else 1e-2)
+    with pytest.raises(ValueError, match="power must be finite, and 0 beyond the ends of a table"):
+        pmd.observe.tinker_mass_function(mass, lambda k: jnp.where(k < 10, power(k), jnp.nan), cosmo, 1.0)
     with pytest.raises(ValueError, match="mass must be masses of 100000 Msun"):
         pmd.observe.tinker_mass_function([1e12, -1], power, cosmo, 1.0)
 

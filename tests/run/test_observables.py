@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from runs import Events, make, read, resumed
+from runs import Events, linear_power, make, read, resumed
 from test_settings import MINIMAL, problems
 
 import pmwd_dist as pmd
@@ -25,7 +25,7 @@ from pmwd_dist.run.common.control import Interrupted
 from pmwd_dist.run.common.folder import Log, StartError
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.outputs.fields import Fields
-from pmwd_dist.run.outputs.halos import Halos
+from pmwd_dist.run.outputs.halos import Halos, fit_of
 from pmwd_dist.run.settings import SettingsError
 from pmwd_dist.run.simulation.job import SimulationJob
 
@@ -264,6 +264,14 @@ def test_halos_on_the_light_cone_are_those_of_all_catalogues(tmp_path: Path):
         assert file["halo_vx"].attrs["unit"] == "Mpc/h"
         for name, values in found.columns.items():
             np.testing.assert_array_equal(file[name], values)
+
+
+def test_the_fit_of_a_table_of_the_power_is_finite(tmp_path: Path):
+    linear_power(tmp_path / "p.txt")
+    simulation, mass = make(tmp_path / "run", "cosmology.linear_power=p.txt").simulation, np.geomspace(1e11, 1e15, 5)
+    power = lambda k: jnp.where((k > 1e-3) & (k < 10), simulation.linear_power(k), 0)  # noqa: E731
+    expected = pmd.observe.tinker_mass_function(mass, power, simulation.cosmo, 0.5)
+    np.testing.assert_allclose(fit_of(mass, simulation, 0.5), expected)
 
 
 def test_the_galaxies_of_the_light_cone(whole: SimulationJob, tmp_path: Path):

@@ -106,8 +106,7 @@ class Halos(TableOutput):
         halos = overdensity_masses(halos, view.particles, simulation.cosmo, config)
         table = halo_table(halos, self.mass, view.title)
         if self.mass == "200m":
-            power, cosmo = simulation.linear_power, simulation.cosmo
-            table.columns[_FIT] = tinker_mass_function(table["mass"], power, cosmo, view.a)
+            table.columns[_FIT] = fit_of(table["mass"], simulation, view.a)
             table.units[_FIT] = table.units["dn/dlnM"]
         return halos, table, simulation
 
@@ -137,6 +136,11 @@ class Halos(TableOutput):
         columns = (table[name] for name in ("mass", "dn/dlnM", "error", "halos"))
         found = SimpleNamespace(**dict(zip(("mass", "density", "error", "number"), columns, strict=True)))
         return partial(plot.mass_function, found, table.columns.get(_FIT))
+
+
+def fit_of(mass: np.ndarray, simulation: SimulationSetup, a: float) -> np.ndarray:
+    """The fit of Tinker et al. (2008) at masses [Msun/h], without power beyond the ends of a table of P(k)."""
+    return tinker_mass_function(mass, lambda k: np.nan_to_num(simulation.linear_power(k)), simulation.cosmo, a)
 
 
 def read_halos(path: Path) -> HaloCatalogue:
