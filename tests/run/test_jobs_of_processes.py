@@ -40,7 +40,7 @@ lpt_order = 1
 redshifts = [1, 0]
 slice_thickness = 0
 """
-SETTINGS = f"""{PLAIN}
+SETTINGS = f"""{PLAIN.replace("[1, 0]", "[1, 0.1, 0]")}
 [observe.multipoles]
 [observe.bispectrum]
 shells = 2
@@ -53,7 +53,7 @@ n_z = [[0.0, 0.05], [0.012, 0.05]]
 [observe.halos]
 linking_length = 0.4
 min_particles = 3
-light_cone = true
+light_cone = 0.1
 [observe.fields]
 quantities = ["momentum", "velocity"]
 mesh = [12, 8, 10]

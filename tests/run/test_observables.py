@@ -239,13 +239,14 @@ def test_large_numbers_of_float16_have_a_scale(tmp_path: Path):
     [
         ("observe.fields.mesh=30", r"observe.fields.mesh = 30 along x: is not divisible by 4 .*; use 28 or"),
         ("observe.halos.observer=[0, 0, 65]", "observe.halos.observer: must lie in the box of 64"),
+        ("observe.halos.light_cone=1.0", "observe.halos.light_cone = 1.0: take 256329 repetitions of a box"),
     ],
 )
 def test_keys_that_do_not_fit_the_simulation_are_refused(tmp_path: Path, override: str, words: str):
     file = tmp_path / "run.toml"
     file.write_text(f"{MINIMAL}[devices]\npdims = [4, 1]\n")
     with pytest.raises(SettingsError, match=words):
-        SimulationJob.of(read(file, [override]), tmp_path / "out")
+        SimulationJob.of(read(file, ["output.redshifts=[0.5, 0]", override]), tmp_path / "out")
 
 
 def test_halos_on_the_light_cone_are_those_of_all_catalogues(tmp_path: Path):
@@ -257,7 +258,7 @@ def test_halos_on_the_light_cone_are_those_of_all_catalogues(tmp_path: Path):
         catalogues.append(pmd.observe.HaloCatalogue(columns, dict.fromkeys(columns, "Mpc/h"), about))
         catalogues[-1].write(tmp_path / f"halos_{label}.hdf5")
         (tmp_path / f"halos_{label}.csv").touch()
-    output = Halos(light_cone=True, observer=(1.0, 2.0, 3.0))
+    output = Halos(light_cone=0.1, observer=(1.0, 2.0, 3.0))
     output.write_last(tmp_path, simulation, None, None)
     found = pmd.observe.halo_light_cone(catalogues, simulation.cosmo, simulation.config, observer=(1, 2, 3))
     with h5py.File(tmp_path / output.last_names()[0]) as file:
@@ -371,7 +372,7 @@ def test_counts_have_the_power_of_the_table(tmp_path: Path):
         ("observe.bispectrum.shells=0", "bispectrum.shells = 0: must be 1 or more"),
         ("observe.bispectrum.triangles=right", "bispectrum.triangles = .right.: must be"),
         ("observe.halos.linking_length=2.0", "halos.linking_length = 2.0: must be 1 or less"),
-        ("observe.halos.light_cone=true", "halos.light_cone = true: needs halos of two or more output.redshifts"),
+        ("observe.halos.light_cone=0.5", "halos.light_cone = 0.5: needs halos of two or more output.redshifts up to"),
         ("observe.fields.quantities=[]", "fields.quantities = .*: must hold one name or more, each once"),
         ("observe.fields.precision=float64", "fields.precision = .float64.: must be .float16. or .float32."),
         ("observe.pdf.high=1e-3", "must be greater than observe.pdf.low = 0.01"),

@@ -15,11 +15,10 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.io.snapshot import content
 from pmwd_dist.io.snapshot.swift import write_groups
-from pmwd_dist.observe.halo_cone import halo_light_cone
+from pmwd_dist.observe.halo_cone import check_reach, halo_light_cone
 from pmwd_dist.observe.halo_masses import overdensity_masses
 from pmwd_dist.observe.halos import HaloCatalogue, friends_of_friends
 from pmwd_dist.observe.mass_function import mass_function, tinker_mass_function
-from pmwd_dist.observe.shells import checked_observer
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import raise_on_all_processes
 from pmwd_dist.report import plot
@@ -58,8 +57,12 @@ class Halos(TableOutput):
     )
     swift: bool = about("write SWIFT's catalogue of groups, too, which swiftsimio opens", False)
 
-    light_cone: bool = about(
-        "halos on the light cone, from those of all output.redshifts: RA, DEC and redshift of each", False
+    light_cone: float | None = about(
+        "largest redshift of halos on the light cone, from those of output.redshifts up to it; default: none",
+        None,
+        0.3,
+        gt=0,
+        le=1000,
     )
     observer: Annotated[tuple[Distance, Distance, Distance], Three] | None = about(
         "place of the observer of the light cone in the box [Mpc/h]; default: the centre", None, [0.0, 0.0, 0.0]
@@ -73,16 +76,17 @@ class Halos(TableOutput):
             yield f"observe.halos.linking_length = {self.linking_length}: {limit}; use more box.particles"
 
     def input_problems(self, arrays: Arrays, simulation: SimulationSetup) -> list[str]:
-        """An observer outside of the box."""
+        """An observer outside of the box, or a light cone that repeats the box too often."""
         try:
-            checked_observer(self.observer or (0.0, 0.0, 0.0), simulation.config.box_size)
+            check_reach(self.light_cone or 0.0, simulation.cosmo, simulation.config, self.observer)
         except ArgumentError as error:
-            return [f"observe.halos.observer: {error.reason}"]
+            key = "observer" if error.argument == "observer" else f"light_cone = {self.light_cone}"
+            return [f"observe.halos.{key}: {error.reason}"]
         return []
 
     def last_names(self) -> list[str]:
         """Name of the halos on the light cone."""
-        return [_CONE] if self.light_cone else []
+        return [] if self.light_cone is None else [_CONE]
 
     def names(self, z: float) -> list[str]:
         """Names of table, figure and catalogues."""
@@ -125,8 +129,9 @@ class Halos(TableOutput):
           ValueError, OSError, SharedError: a catalogue is damaged, or a file can't be read or written.
         """
         with raise_on_all_processes():
-            if self.light_cone and distributed.is_main():
-                catalogues = [read_halos(path.with_suffix(".hdf5")) for _, path in self.data(folder)]
+            if self.light_cone is not None and distributed.is_main():
+                paths = [path.with_suffix(".hdf5") for z, path in self.data(folder) if z <= self.light_cone]
+                catalogues = [read_halos(path) for path in paths]
                 found = halo_light_cone(catalogues, simulation.cosmo, simulation.config, observer=self.observer)
                 found.write(folder / _CONE)
 
