@@ -40,7 +40,7 @@ lpt_order = 1
 redshifts = [1, 0]
 slice_thickness = 0
 """
-SETTINGS = f"""{PLAIN.replace("[1, 0]", "[1, 0.1, 0]")}
+SETTINGS = f"""{PLAIN}
 [observe.multipoles]
 [observe.bispectrum]
 shells = 2
@@ -50,10 +50,6 @@ smoothing = 8.0
 number_density = 0.01
 light_cone = true
 n_z = [[0.0, 0.05], [0.012, 0.05]]
-[observe.halos]
-linking_length = 0.4
-min_particles = 3
-light_cone = 0.1
 [observe.fields]
 quantities = ["momentum", "velocity"]
 mesh = [12, 8, 10]
@@ -216,7 +212,7 @@ def tables(folder: Path) -> dict[str, Any]:
     for path in sorted(folder.glob("*.npz")):
         with np.load(path) as content:
             found |= {f"{path.name}:{name}": content[name] for name in content.files}
-    for path in sorted(folder.glob("[cfhlg]*.hdf5")):  # counts, fields, halos, light cones, galaxies
+    for path in sorted({*folder.glob("[cflg]*.hdf5")} - {*folder.glob("*.[0-9].hdf5")}):  # without parts
         with h5py.File(path) as file:
             names = list[str]()
             file.visit(names.append)
