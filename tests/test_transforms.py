@@ -27,7 +27,7 @@ HOST = {
     *("fftfreq3d", "get_fft_output_sharding", "observe.shot_noise", "observe.bispectrum_edges"),
     *("load_initial_conditions", "load_snapshot", "save_groups", "save_snapshot", "snapshot_density"),
     *("observe.halo_galaxies", "observe.mass_function", "observe.overdensity_masses", "observe.tree_bispectrum"),
-    *("observe.galaxy_light_cone", "observe.random_catalogue", "observe.power_spectrum"),
+    *("observe.galaxy_light_cone", "observe.halo_light_cone", "observe.random_catalogue", "observe.power_spectrum"),
     *(f"infer.{name}" for name in ("as_arviz", "as_getdist", "check_fit", "check_prior", "energy_errors", "ess_bulk")),
     *(f"infer.{name}" for name in ("ess_mean", "ess_tail", "evaluations_per_ess", "load_chain", "maximise", "rhat")),
     *(f"infer.{name}" for name in ("numpyro_position", "sample", "step_bias", "summary")),
