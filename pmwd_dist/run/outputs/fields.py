@@ -26,6 +26,7 @@ from pmwd_dist.io.arrays import read_arrays, write_arrays
 from pmwd_dist.observe.velocity import momentum_along, per_mass
 from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.parallel import distributed
+from pmwd_dist.parallel.decomposition import Decomposition
 from pmwd_dist.parallel.distributed import gather, raise_on_all_processes
 from pmwd_dist.pm.paint import density
 from pmwd_dist.pm.particles import Particles
@@ -88,7 +89,10 @@ class Fields(Output):
 
     def _config(self, config: Config) -> Config:
         """A configuration with the mesh of the fields, and a halo as wide as that of the simulation."""
-        fine = replace(config, mesh_shape=self.mesh or config.mesh_shape)
+        division = config.decomposition
+        if self.mesh not in (None, config.mesh_shape) and division.backend.needs_opening:
+            division = Decomposition(mesh=division.mesh, spec=division.spec, backend="xla")  # it has other meshes
+        fine = replace(config, mesh_shape=self.mesh or config.mesh_shape, decomposition=division)
         if isinstance(config.halo, str):
             return fine
         return replace(fine, halo=math.ceil(config.halo * max(config.cell_size) / min(fine.cell_size)))
