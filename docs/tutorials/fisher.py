@@ -100,6 +100,7 @@ for largest_k, colour in ((0.15, "C0"), (0.3, "C1")):
     panel.add_patch(Ellipse(fiducial, width, height, angle=angle, alpha=0.4, color=colour, label=f"k < {largest_k}"))
 panel.plot(*fiducial, "k+")
 panel.autoscale_view()
+panel.locator_params(axis="x", nbins=5)
 panel.set(xlabel=r"$\Omega_m$", ylabel=r"$\sigma_8$")
 panel.legend()
 

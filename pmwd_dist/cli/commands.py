@@ -34,7 +34,7 @@ from pmwd_dist.run.simulation.job import SimulationJob
 
 app = typer.Typer(
     help="Particle-mesh simulations of the large-scale structure, on one core or many GPUs.",
-    add_completion=False,
+    add_completion=True,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

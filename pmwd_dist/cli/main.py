@@ -111,6 +111,8 @@ def _explain(error: BaseException) -> tuple[int, list[str]]:
             return 2, str(error).splitlines()
         case Interrupted():
             return 128 + error.signal_number if error.signal_number else 0, [str(error)]
+        case SystemExit(code=None | 0):  # after the script of shell completion
+            return 0, []
         case SystemExit():
             return error.code if isinstance(error.code, int) else 1, ["terminated"]
         case KeyboardInterrupt() | typer.Abort():

@@ -143,6 +143,8 @@ def corner(
       >>> chain = pmd.infer.load_chain("runs/field")
       >>> pmd.plot.corner(chain, priors={"b1": pmd.infer.Normal(1.8, 0.5)})
     """
+    from matplotlib.ticker import MaxNLocator
+
     draws, priors, truth = getattr(draws, "parameters", draws), priors or {}, truth or {}
     names, count = list(draws), len(draws)
     side = 2.6 * count + 1
@@ -164,6 +166,8 @@ def corner(
                     ax.axhline(truth[row], **TRUTH)
             if column in truth:
                 ax.axvline(truth[column], **TRUTH)
+            for axis in (ax.xaxis, *([] if i == j else [ax.yaxis])):
+                axis.set_major_locator(MaxNLocator(4, prune="both"))  # labels of neighbours would touch
             if i == count - 1:
                 ax.set_xlabel(latex(column))
             if j == 0 and i > 0:

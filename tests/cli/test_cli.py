@@ -279,6 +279,13 @@ def test_a_full_disk_under_standard_output_is_named(cli: Cli, monkeypatch: pytes
     assert cli("template") == (1, "", "pmwd-dist: the run failed: standard output: No space left on device\n")
 
 
+def test_shells_complete_commands():
+    environment = {"_PMWD_DIST_COMPLETE": "complete_bash", "COMP_WORDS": "pmwd-dist re", "COMP_CWORD": "1"}
+    command = [sys.executable, "-m", "pmwd_dist"]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["resume", "report"]
+
+
 def test_doctor(cli: Cli):
     code, out, err = cli("doctor")
     assert (code, err) == (0, "")
