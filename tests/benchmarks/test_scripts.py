@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,19 @@ import numpy as np
 import pytest
 
 import pmwd_dist as pmd
-from benchmarks import accuracy, cost_table, halo_matching, loads, measure, op_timing, scaling, stages, train_force
+from benchmarks import (
+    accuracy,
+    cost_table,
+    halo_matching,
+    loads,
+    measure,
+    op_timing,
+    paired,
+    scaling,
+    stages,
+    stored_power,
+    train_force,
+)
 from benchmarks.accuracy import Case
 from benchmarks.problem import FLOOR_BYTES
 from pmwd_dist import observe
@@ -23,6 +37,23 @@ def quick_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bandwidth that was not measured, and rounds of one call."""
     monkeypatch.setattr(measure, "copy_bandwidth", lambda: 1e10)
     monkeypatch.setattr(op_timing, "_ROUND_SECONDS", 0.0)
+
+
+@pytest.mark.slow
+def test_versions_are_timed_by_turns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(paired, "WORKER", paired.WORKER.replace("mesh_shape=64", "mesh_shape=8"))
+    for limit, slower in ((1e9, 0), (0, 1)):
+        monkeypatch.setattr(paired, "LIMIT", limit)
+        assert paired.main(sys.executable, sys.executable, pairs=2) == slower
+    assert re.search(r"forward .*\ngradient +base +[0-9.]+ ms   head/base [0-9.]+\n", capsys.readouterr().out)
+
+
+def test_a_stored_spectrum_has_a_tolerance(tmp_path: Path) -> None:
+    table = np.loadtxt(stored_power.STORED, delimiter=",", skiprows=1)
+    for change, failed in ((1e-5, 0), (1e-3, 1)):
+        rows = table * [1, 1 + change]
+        np.savetxt(tmp_path / "power_z0.000.csv", rows, delimiter=",", header="k,power", comments="")
+        assert stored_power.main(str(tmp_path)) == failed
 
 
 @pytest.mark.slow
