@@ -26,7 +26,8 @@ from pmwd_dist.infer.forward import CosmologicalModel, check_gravity, on_host
 from pmwd_dist.infer.likelihoods import Likelihood, check_finite, checked_mask, masked
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
-from pmwd_dist.observe.lensing import LightCone, Source, convergence, coverage_warning, lensing_weights
+from pmwd_dist.observe.lensing import convergence
+from pmwd_dist.observe.sources import LightCone, Source, coverage_warning, lensing_weights
 from pmwd_dist.observe.sphere import SphericalLightCone
 from pmwd_dist.parallel.inputs import real
 from pmwd_dist.pm.lpt import lpt

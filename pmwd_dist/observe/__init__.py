@@ -29,7 +29,7 @@ from pmwd_dist.observe.hod import HaloOccupation as HaloOccupation
 from pmwd_dist.observe.hod import halo_galaxies as halo_galaxies
 from pmwd_dist.observe.interlacing import interlaced_density as interlaced_density
 from pmwd_dist.observe.lensing import convergence as convergence
-from pmwd_dist.observe.lensing import lensing_weights as lensing_weights
+from pmwd_dist.observe.lensing import kaiser_squires as kaiser_squires
 from pmwd_dist.observe.lensing import shear as shear
 from pmwd_dist.observe.mass_function import MassFunction as MassFunction
 from pmwd_dist.observe.mass_function import mass_function as mass_function
@@ -45,6 +45,7 @@ from pmwd_dist.observe.power import cross_power as cross_power
 from pmwd_dist.observe.power import power_spectrum as power_spectrum
 from pmwd_dist.observe.power import shot_noise as shot_noise
 from pmwd_dist.observe.redshift_space import redshift_space as redshift_space
+from pmwd_dist.observe.sources import lensing_weights as lensing_weights
 from pmwd_dist.observe.sphere import SphericalLightCone as SphericalLightCone
 from pmwd_dist.observe.survey import Survey as Survey
 from pmwd_dist.observe.survey import comoving_positions as comoving_positions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -21,8 +22,8 @@ from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe import harmonics
 from pmwd_dist.observe.healpix import interpolation, nearest_pixel, pixel_count, rings_of
-from pmwd_dist.observe.lensing import LightCone, Source, lensing_weights, source_distances
 from pmwd_dist.observe.power import linear_power_at, mean
+from pmwd_dist.observe.sources import Alignment, LightCone, Sources, bins_of, lensing_weights, source_distances
 from pmwd_dist.observe.sphere import SphericalLightCone
 from pmwd_dist.parallel.inputs import check_on_host, real, whole_number
 
@@ -45,7 +46,9 @@ class AngularPower(eqx.Module):
     modes: Float[Array, " bins"]
 
 
-def angular_power(field: Real[Array, ...], *, side: float | None = None, bins: int = 16) -> AngularPower:
+def angular_power(
+    field: Real[Array, ...], other: Real[Array, ...] | None = None, *, side: float | None = None, bins: int = 16
+) -> AngularPower:
     """Power spectrum of a map of a square field, such as `convergence` along rays, or of a HEALPix map.
 
     For a HEALPix map of the whole sky, C_l is the mean over m of |a_lm|^2, for each l from 0 to 2 nside - 1.
@@ -56,6 +59,7 @@ def angular_power(field: Real[Array, ...], *, side: float | None = None, bins: i
 
     Args:
       field: values of the rays, shape (n, n), or of the pixels of the sphere in RING order, shape (12 nside^2,).
+      other: another map of this shape, for the cross spectrum; default: the same.
       side: side of the field of view on a flat sky [degrees].
       bins: number of bins on a flat sky; bins without modes have ell and power NaN.
 
@@ -68,14 +72,19 @@ def angular_power(field: Real[Array, ...], *, side: float | None = None, bins: i
       >>> spectrum.ell, spectrum.power
     """
     values = real(field, "field")
-    check_seen(values, "field", "set them to 0, and divide C_l by the share of the sky that is seen")
+    second = None if other is None else real(other, "other")
+    for name, x in {"field": values, "other": second}.items():
+        if x is not None:
+            check_seen(x, name, "set them to 0, and divide C_l by the share of the sky that is seen")
+            if x.shape != values.shape:
+                raise ArgumentError("other.shape", x.shape, f"must be that of the field, {values.shape}")
     if values.ndim == 1:
-        return _of_sphere(values, _nside(values))
+        return _of_sphere(values, second, _nside(values))
     if values.ndim != 2 or values.shape[0] != values.shape[1] or len(values) < 4:
         raise ArgumentError("field.shape", values.shape, "must be a square of 4 x 4 rays or more")
     check_number(side, "side", 1e-3, 90, unit="degrees")
     assert side is not None
-    return _angular_power(values, side=math.radians(side), bins=whole_number(bins, "bins", least=1))
+    return _angular_power(values, second, side=math.radians(side), bins=whole_number(bins, "bins", least=1))
 
 
 def _nside(values: Array) -> int:
@@ -85,22 +94,35 @@ def _nside(values: Array) -> int:
     return nside
 
 
+def all_powers(maps: Array, side: float | None = None) -> dict[tuple[int, int], AngularPower]:
+    """Spectra of all pairs of maps, by their indices, with one analysis of each map of the sphere."""
+    pairs = itertools.combinations_with_replacement(range(len(maps)), 2)
+    if side is not None:
+        return {(i, j): angular_power(maps[i], maps[j], side=side) for i, j in pairs}
+    nside = _nside(maps[0])
+    modes = jnp.stack([harmonics.analyse(x, nside, 2 * nside - 1) for x in maps])
+    ell = jnp.arange(2 * nside).astype(maps.dtype)
+    return {(i, j): AngularPower(ell, harmonics.power_of_modes(modes[i], modes[j]), 2 * ell + 1) for i, j in pairs}
+
+
 @partial(jit, static_argnames="nside")
-def _of_sphere(values: Array, nside: int) -> AngularPower:
+def _of_sphere(values: Array, other: Array | None, nside: int) -> AngularPower:
     ell = jnp.arange(2 * nside).astype(values.dtype)
-    power = harmonics.power_of_modes(harmonics.analyse(values, nside, 2 * nside - 1))
-    return AngularPower(ell, power, 2 * ell + 1)
+    both = [None if x is None else harmonics.analyse(x, nside, 2 * nside - 1) for x in (values, other)]
+    assert both[0] is not None
+    return AngularPower(ell, harmonics.power_of_modes(both[0], both[1]), 2 * ell + 1)
 
 
 @partial(jit, static_argnames=("side", "bins"))
-def _angular_power(values: Array, *, side: float, bins: int) -> AngularPower:
+def _angular_power(values: Array, other: Array | None, *, side: float, bins: int) -> AngularPower:
     n, dtype = len(values), values.dtype
     frequency = np.fft.fftfreq(n, 1 / n)
     modulus = np.hypot(*np.meshgrid(frequency, frequency, indexing="ij"))
     edges = np.geomspace(0.5, n / 2, bins + 1)
     index = np.searchsorted(edges, modulus.ravel(), side="right") - 1
     index = jnp.asarray(np.where((index >= 0) & (index < bins), index, bins))
-    power = jnp.abs(jnp.fft.fft2(values - jnp.mean(values))) ** 2 * (side / n**2) ** 2
+    one, two = (jnp.fft.fft2(x - jnp.mean(x)) for x in (values, values if other is None else other))
+    power = (one.real * two.real + one.imag * two.imag) * (side / n**2) ** 2
     ell = 2 * math.pi / side * modulus.ravel()
     columns = jnp.stack([jnp.asarray(ell, dtype), power.ravel(), jnp.ones(n * n, dtype)], -1)
     sums = jnp.zeros((bins + 1, 3), dtype).at[index].add(columns)[:bins].T
@@ -112,10 +134,11 @@ def limber_power(
     power: Callable[[Array], ArrayLike],
     cosmo: Cosmology | GrowthTable,
     edges: Sequence[float],
-    source: Source,
+    source: Sources,
     *,
+    alignment: Alignment | None = None,
     cone: LightCone | None = None,
-) -> Float[Array, " n"]:
+) -> Float[Array, "*bins n"]:
     """C_l of the convergence by linear theory, for the matter between the first edge and the last [steradian].
 
     The integral of (weight / distance)^2 P((l + 1/2) / distance) in Limber's approximation (LoVerde & Afshordi 2008).
@@ -125,7 +148,9 @@ def limber_power(
       power: linear P(k) at a = 1 [(Mpc/h)^3], a function of k [h/Mpc].
       cosmo: cosmology, or its `growth_table`.
       edges: comoving distances of shells [Mpc/h].
-      source: redshift of the sources, or (ascending redshifts, their number per redshift).
+      source: redshift of the sources, or (ascending redshifts, their number per redshift); a list of these gives the
+        spectra of all pairs of bins, shape (bins, bins, n).
+      alignment: (A, eta) of the intrinsic alignment of sources (z, n), as in `lensing_weights`; default: none.
       cone: light cone whose maps the theory is for: it gets the window of their pixels, and lacks waves that exceed the
         lattice of the particles or are longer than the box. Default: all waves, without a window.
 
@@ -136,18 +161,20 @@ def limber_power(
     check_on_host("limber_power", (ell, cosmo, source))
     check_number(ell, "ell", 0, several=True)
     table, (near, *_, last) = growth_table_to(2, cosmo), check_ascending(edges, "edges")
-    far = min(last, float(jnp.max(source_distances(source, table, near)[0])))
+    bins = bins_of(source)
+    far = min(last, max(float(jnp.max(source_distances(one, table, near)[0])) for one in bins))
     slabs = np.linspace(near, far, _SLABS + 1)
-    weights = lensing_weights(slabs.tolist(), table, source)
+    weights = lensing_weights(slabs.tolist(), table, bins, alignment=alignment)
     middle = jnp.asarray((slabs[1:] + slabs[:-1]) / 2, dtype=float)
     across, a = transverse_distance(middle, table), scale_factor_at(middle, table)
     k = (jnp.asarray(ell, dtype=float).reshape(-1)[:, None] + 0.5) / across[None]
     growth = jax.vmap(lambda k, a: jnp.broadcast_to(table.linear(k, a)[0], k.shape), (1, 0), 1)(k, a)
     linear = jnp.asarray(linear_power_at(k.ravel(), power), dtype=float).reshape(k.shape)
-    slab_power = linear * (growth * (weights / across)[None]) ** 2
+    slab_power = linear * (growth / across[None]) ** 2
     if cone is not None:
         slab_power = slab_power * resolved_share(np.asarray(ell, float).reshape(-1), np.asarray(k), cone)
-    return jnp.sum(slab_power, axis=1) / float(slabs[1] - slabs[0])
+    spectra = jnp.einsum("is,js,ns->ijn", weights, weights, slab_power, precision="highest") / float(slabs[1] - slabs[0])
+    return spectra if isinstance(source, list) else spectra[0, 0]
 
 
 @lru_cache(maxsize=8)

@@ -50,16 +50,43 @@ def analyse(
     return jax.lax.scan(improve, modes, length=iterations)[0] if iterations else modes
 
 
-def shear_modes(modes: Float[Array, "2 l m"]) -> Float[Array, "2 l m"]:
-    """Spin-2 coefficients of the shear: -sqrt((l+2)(l-1) / (l(l+1))) times those of the convergence (Hu 2000)."""
+def analyse_spin2(
+    values: Float[Array, "2 pixels"], nside: int, lmax: int, *, iterations: int = 3
+) -> Float[Array, "2 2 l m"]:
+    """Coefficients of the E and B modes of a spin-2 map, whose E modes are those of `synthesise_spin2`."""
+    # The transpose of the synthesis counts m > 0 twice.
+    weight = 4 * math.pi / pixel_count(nside) / np.where(np.arange(lmax + 1) > 0, 2, 1)
+    like = jnp.zeros((2, 2, lmax + 1, lmax + 1), values.dtype)
+
+    def synthesis(modes: Array) -> Array:
+        e, b = (synthesise_spin2(x, nside) for x in modes)
+        return e + jnp.stack([-b[1], b[0]])  # B modes are E modes times i
+
+    def quadrature(values: Array) -> Array:
+        return jax.vjp(synthesis, like)[1](values)[0] * jnp.asarray(weight, values.dtype)[None, None, None]
+
+    def improve(modes: Array, _: None) -> tuple[Array, None]:
+        return modes + quadrature(values - synthesis(modes)), None
+
+    return jax.lax.scan(improve, quadrature(values), length=iterations)[0]
+
+
+def shear_modes(modes: Float[Array, "2 l m"], *, inverse: bool = False) -> Float[Array, "2 l m"]:
+    """Spin-2 coefficients of the shear: -sqrt((l+2)(l-1) / (l(l+1))) times those of the convergence (Hu 2000).
+
+    The inverse gives those of the convergence from l = 2 on.
+    """
     ell = np.maximum(np.arange(modes.shape[1]), 1)
-    return modes * jnp.asarray(-np.sqrt((ell + 2) * (ell - 1) / (ell * (ell + 1))), modes.dtype)[None, :, None]
+    factor = -np.sqrt((ell + 2) * (ell - 1) / (ell * (ell + 1)))
+    if inverse:
+        factor = np.divide(1, factor, out=np.zeros_like(factor), where=factor != 0)
+    return modes * jnp.asarray(factor, modes.dtype)[None, :, None]
 
 
-def power_of_modes(modes: Float[Array, "2 l m"]) -> Float[Array, " l"]:
-    """C_l, the mean over m from -l to l of |a_lm|^2."""
+def power_of_modes(modes: Float[Array, "2 l m"], other: Float[Array, "2 l m"] | None = None) -> Float[Array, " l"]:
+    """C_l, the mean over m from -l to l of |a_lm|^2, or of the product with another map's coefficients."""
     ell = jnp.arange(modes.shape[1]).astype(modes.dtype)
-    squares = jnp.sum(modes**2, axis=0)
+    squares = jnp.sum(modes * (modes if other is None else other), axis=0)
     return (2 * jnp.sum(squares, axis=1) - squares[:, 0]) / (2 * ell + 1)
 
 

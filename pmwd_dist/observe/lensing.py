@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,165 +14,31 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from pmwd_dist._checks import check_ascending, check_number, check_seen
+from pmwd_dist._checks import check_number, check_seen
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import rows
 from pmwd_dist._jax.ops import vary, varying_names
 from pmwd_dist._jax.program import jit
-from pmwd_dist.cosmology.collocation import matmul
-from pmwd_dist.cosmology.distance import (
-    HUBBLE_DISTANCE,
-    comoving_distance,
-    scale_factor_at,
-    transverse_distance,
-)
+from pmwd_dist.cosmology.distance import transverse_distance
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe import harmonics
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
-from pmwd_dist.observe.shells import POINTS, WEIGHTS, Shells, is_traced
+from pmwd_dist.observe.sources import Alignment, LightCone, Sources, bins_of, coverage_warning, lensing_weights
 from pmwd_dist.observe.sphere import SphericalLightCone
 from pmwd_dist.ops.local_fft import irfft, rfft
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import real, whole_number
 
-LightCone = FlatSkyLightCone | SphericalLightCone
-Source = float | Array | tuple[Any, Any]
-_FARTHEST = 1000.0  # redshift, the end of `comoving_distance`
-_UNCOVERED = 0.01  # part of the lensing weight without a warning
 
-
-def lensing_weights(
-    shells: LightCone | Sequence[float], cosmo: Cosmology | GrowthTable, source: Source
-) -> Float[Array, " shells"]:
-    """Convergence per unit of the overdensity of each shell.
-
-    The integral over the shell of 3/2 Omega_cb (H0/c)^2 f(x) / a int n(y) f(y - x) / f(y) dy, with the transverse
-    distance f (Bartelmann & Schneider 2001, eq. 6.18). Matter beyond the last shell, and the
-    clustering of massive neutrinos, are not included.
-
-    Args:
-      shells: light cone, or edges of its shells in comoving distance [Mpc/h].
-      cosmo: cosmology, or its `growth_table`.
-      source: redshift of the sources, or (ascending redshifts, their number per redshift, in any unit).
-
-    Raises:
-      ValueError: edges that don't ascend, sources that are not redshifts, do not ascend or are all nearer than the
-        nearest shell, or numbers that are negative or all 0; traced values are not checked.
-    """
-    table = growth_table_to(2, cosmo)
-    own = shells.shells if isinstance(shells, LightCone) else Shells(check_ascending(shells, "edges"), 1, "nearest")
-    distance, share = source_distances(source, table, own.edges[0])
-    return _weights(distance, share, table, shells=own)
-
-
-@partial(jit, static_argnames="shells")
-def _weights(distance: Array, share: Array, table: GrowthTable, *, shells: Shells) -> Array:
-    distance = jnp.maximum(distance, 1e-3)
-    low, length, first, slope = (jnp.asarray(x, distance.dtype) for x in shells.pieces)
-    t, weight = (jnp.asarray(x, distance.dtype)[None] / 2 for x in (1 + POINTS, WEIGHTS))
-
-    def integrals(low: Array, length: Array, efficiency: Callable[[Array], Array]) -> tuple[Array, Array]:
-        """Integrals over each piece of the kernel, and of the kernel times the distance from the start of the piece."""
-        along = length[:, None] * t
-        x = low[:, None] + along
-        values = transverse_distance(x, table) / scale_factor_at(x, table) * efficiency(x) * length[:, None] * weight
-        return jnp.sum(values, 1), jnp.sum(values * along, 1)
-
-    def efficiency(x: Array, source: Array) -> Array:
-        behind = jnp.maximum(source - x, 0)
-        return transverse_distance(behind, table) / transverse_distance(source, table)
-
-    def of_all(x: Array) -> Array:
-        """Efficiency for the sources behind the whole piece."""
-        seen = jnp.where(distance[None] >= (low + length)[:, None], share[None], 0)
-        return jnp.sum(seen[:, None] * efficiency(x[..., None], distance[None, None]), axis=-1)
-
-    # The kernel has a kink at a source: the piece around it is integrated up to the source.
-    i = jnp.clip(jnp.searchsorted(low, distance, side="right") - 1, 0, len(low) - 1)
-    inside = jnp.where(distance < low[i] + length[i], jnp.maximum(distance - low[i], 0), 0)
-    pieces = integrals(low, length, of_all)
-    parts = integrals(low[i], inside, lambda x: share[:, None] * efficiency(x, distance[:, None]))
-    total = matmul(first, pieces[0]) + matmul(slope, pieces[1])
-    total += matmul(first[:, i], parts[0]) + matmul(slope[:, i], parts[1])
-    return 1.5 * table.cosmo.Omega_cb / HUBBLE_DISTANCE**2 * total
-
-
-def source_distances(source: Source, table: GrowthTable, nearest: float) -> tuple[Array, Array]:
-    """Distances of the sources and their shares."""
-    if isinstance(source, tuple) and len(source) == 2:
-        z, number = (jnp.asarray(real(x, "source")) for x in source)
-        if z.ndim != 1 or z.shape != number.shape or len(z) < 2:
-            raise ArgumentError("source", z.shape, "must be redshifts and as many numbers", "pass (z, n)")
-        if not is_traced(z):
-            check_ascending(z, "source")
-        shares = np.ones(1) if is_traced(number) else np.asarray(number)  # JAX would trace operations on constants
-        if not (np.isfinite(shares).all() and shares.min() >= 0 and shares.max() > 0):
-            constraint = "has numbers per redshift that are not finite, negative, or all 0"
-            raise ArgumentError("source", number, constraint, "pass (z, n) with n of 0 or more", show_value=False)
-        share = _shares(z, number)
-    else:
-        z = jnp.asarray(real(source, "source")).reshape(-1)
-        if z.shape != (1,):
-            raise ArgumentError("source", z.shape, "must be one redshift", "pass (z, n) for a distribution")
-        share = jnp.ones_like(z)
-    _check_redshifts(z, table, nearest)
-    return _distances(z, table), share
-
-
-@jit
-def _shares(z: Array, number: Array) -> Array:
-    width = jnp.concatenate([z[1:2] - z[:1], z[2:] - z[:-2], z[-1:] - z[-2:-1]]) / 2
-    return number * width / jnp.sum(number * width)
-
-
-@jit
-def _distances(z: Array, table: GrowthTable) -> Array:
-    return comoving_distance(1 / (1 + z), table)
-
-
-def _check_redshifts(z: Array, table: GrowthTable, nearest: float) -> None:
-    """Raise ValueError unless all values are redshifts up to 1000, some beyond the nearest shell."""
-    if is_traced(z):
-        return
-    if not ((np.asarray(z) >= 0) & (np.asarray(z) <= _FARTHEST)).all():
-        raise ArgumentError("source", np.asarray(z).tolist(), f"must be redshifts from 0 to {_FARTHEST:g}")
-    if is_traced(table):
-        return
-    with jax.ensure_compile_time_eval():
-        farthest = float(np.max(np.asarray(_distances(z, table))))
-    if farthest <= nearest:
-        constraint = f"at {farthest:.4g} Mpc/h is nearer than the nearest shell, from {nearest:g} Mpc/h on"
-        raise ArgumentError("source", float(np.max(np.asarray(z))), constraint, "use farther sources or nearer shells")
-
-
-def coverage_warning(cone: LightCone, table: GrowthTable, source: Source) -> str | None:
-    """Warning about a part of the lensing weight outside the shells of a light cone; traced values are not checked."""
-    if is_traced((table, source)):
-        return None
-    with jax.ensure_compile_time_eval():
-        distance, share = source_distances(source, table, cone.edges[0])
-        farthest = float(jnp.max(distance))
-        inside, whole = (
-            float(jnp.sum(_weights(distance, share, table, shells=shells)))
-            for shells in (cone.shells, Shells((0.0, farthest), 1, "nearest"))
-        )
-    if (outside := 1 - inside / whole) < _UNCOVERED:
-        return None
-    shells = f"{cone.edges[0]:g} to {cone.edges[-1]:g} Mpc/h"
-    z = np.asarray(source[0] if isinstance(source, tuple) else source)
-    return (
-        f"shells of {shells} leave out {outside:.0%} of the lensing weight of sources up to z = {z.max():g}; use "
-        f"shells of 0 to {farthest:.4g} Mpc/h"
-    )
-
-
-def _weights_of(cone: LightCone, table: GrowthTable, source: Source, dtype: Any) -> Array:
-    """Weights of the shells of a map, with a warning about matter that they leave out."""
-    weights = lensing_weights(cone, table, source).astype(dtype)
-    if (text := coverage_warning(cone, table, source)) is not None:
-        warnings.warn(text, stacklevel=2)
+def _weights_of(cone: LightCone, table: GrowthTable, source: Sources, alignment: Any, dtype: Any) -> Array:
+    """Weights of the shells of each map, (bins, shells), with warnings about matter that they leave out."""
+    each = bins_of(source)
+    weights = lensing_weights(cone, table, each, alignment=alignment).astype(dtype)
+    for text in (coverage_warning(cone, table, one) for one in each):
+        if text is not None:
+            warnings.warn(text, stacklevel=2)
     return weights
 
 
@@ -182,20 +48,24 @@ def convergence(
     cosmo: Cosmology | GrowthTable,
     cone: LightCone,
     *,
-    source: Source,
+    source: Sources,
+    alignment: Alignment | None = None,
     field: float | None = None,
     pixels: int | None = None,
     offsets: Any = None,
 ) -> Array:
     """Convergence on the sphere, by pixel of the maps, or along a square grid of rays that meet at the observer.
 
+    The result has the shape (pixels,) on the sphere or (px, py), with an axis of bins in front for a list of sources.
     Matter outside the shells is left out, with a warning if its part of the lensing weight is 1% or more.
 
     Args:
       mass: masses that the light cone has accumulated: (shells, nx, ny), or (shells, pixels) on the sphere.
       cosmo: cosmology, or its `growth_table`.
       cone: light cone of the masses.
-      source: redshift of the sources, or (ascending redshifts, their number per redshift).
+      source: redshift of the sources, or (ascending redshifts, their number per redshift); a list of these for several
+        bins of sources.
+      alignment: (A, eta) of the intrinsic alignment of sources (z, n), as in `lensing_weights`; default: none.
       field: side of the field of view of a flat sky [degrees].
       pixels: number of rays along each side of the field of view.
       offsets: shifts of the planes of a flat sky across the line of sight, shape (shells, 2) [Mpc/h], so that
@@ -208,7 +78,8 @@ def convergence(
       >>> kappa = observe.convergence(mass, cosmo, cone, source=1.0, field=5.0, pixels=128)
     """
     if isinstance(cone, FlatSkyLightCone):
-        return _rays(mass, cosmo, cone, source, (field, pixels, offsets), lambda plane: plane[None])[0]
+        maps = _rays(mass, cosmo, cone, (source, alignment), (field, pixels, offsets), lambda plane: plane[None])[:, 0]
+        return maps if isinstance(source, list) else maps[0]
     if not (field is None and pixels is None and offsets is None):
         raise ArgumentError("field", field, "is for flat skies", "leave field, pixels and offsets out")
     expected = (len(cone.edges) - 1, pixel_count(cone.nside))
@@ -217,8 +88,9 @@ def convergence(
             "mass.shape", mass.shape, f"must be {expected}", "pass the masses that this light cone has accumulated"
         )
     check_seen(mass, "mass", "set them to the mean of their shell", finite=False)
-    weights = _weights_of(cone, growth_table_to(2, cosmo), source, mass.dtype)
-    return jnp.sum(weights[:, None] * cone.overdensity(mass), axis=0)
+    weights = _weights_of(cone, growth_table_to(2, cosmo), source, alignment, mass.dtype)
+    maps = jnp.sum(weights[:, :, None] * cone.overdensity(mass)[None], axis=1)
+    return maps if isinstance(source, list) else maps[0]
 
 
 @on_auto_axes
@@ -227,12 +99,15 @@ def shear(
     cosmo: Cosmology | GrowthTable,
     cone: LightCone,
     *,
-    source: Source,
+    source: Sources,
+    alignment: Alignment | None = None,
     field: float | None = None,
     pixels: int | None = None,
     offsets: Any = None,
 ) -> Array:
     """Shear (gamma1, gamma2), with the arguments of `convergence`: (2, pixels) on the sphere, or (2, px, py).
+
+    A list of sources gives an axis of bins in front.
 
     On a flat sky the shear of each plane follows from its Fourier transform (Kaiser & Squires 1993), exactly since the
     planes are periodic. On the sphere the harmonics of the convergence up to l = 2 nside - 1 give those of the shear
@@ -245,9 +120,13 @@ def shear(
       >>> gamma1, gamma2 = observe.shear(mass, cosmo, cone, source=1.0, field=5.0, pixels=128)
     """
     if isinstance(cone, SphericalLightCone):
-        kappa = convergence(mass, cosmo, cone, source=source, field=field, pixels=pixels, offsets=offsets)
-        return _spherical_shear(kappa, cone)
-    return _rays(mass, cosmo, cone, source, (field, pixels, offsets), partial(_plane_shear, sides=cone.sides))
+        view: Any = {"field": field, "pixels": pixels, "offsets": offsets}
+        kappa = convergence(mass, cosmo, cone, source=bins_of(source), alignment=alignment, **view)
+        maps = jax.lax.map(partial(_spherical_shear, cone=cone), kappa)
+    else:
+        planes = partial(_plane_shear, sides=cone.sides)
+        maps = _rays(mass, cosmo, cone, (source, alignment), (field, pixels, offsets), planes)
+    return maps if isinstance(source, list) else maps[0]
 
 
 @partial(jit, static_argnames="cone")
@@ -255,6 +134,28 @@ def _spherical_shear(kappa: Array, cone: SphericalLightCone) -> Array:
     decomposition = cone.config.decomposition
     modes = harmonics.analyse(kappa, cone.nside, 2 * cone.nside - 1, decomposition=decomposition)
     return harmonics.synthesise_spin2(harmonics.shear_modes(modes), cone.nside, decomposition)
+
+
+@jit
+def kaiser_squires(gamma: Float[Array, "2 ..."]) -> Float[Array, "2 ..."]:
+    """E and B modes of a shear map, as convergence without its mean: B vanishes for lensing (Kaiser & Squires 1993).
+
+    A flat map is treated as periodic: at its edges, and where it is masked, E modes leak into B.
+
+    Args:
+      gamma: shear (gamma1, gamma2) of a square field, (2, n, n), or of HEALPix pixels in RING order, as of `shear`; 0
+        where there are no data.
+    """
+    if gamma.ndim == 2:
+        nside = math.isqrt(gamma.shape[1] // 12)
+        modes = harmonics.analyse_spin2(gamma, nside, 2 * nside - 1)
+        return jax.lax.map(lambda a: harmonics.synthesise(harmonics.shear_modes(a, inverse=True), nside), modes)
+    n = gamma.shape[-1]
+    kx, ky = np.meshgrid(*[np.fft.fftfreq(n)] * 2, indexing="ij")
+    k2 = np.where(kx**2 + ky**2 > 0, kx**2 + ky**2, 1)
+    turn = (kx - 1j * ky) ** 2 / k2
+    maps = jnp.fft.ifft2(jnp.fft.fft2(jax.lax.complex(*gamma)) * turn)
+    return jnp.stack([maps.real, maps.imag])
 
 
 def _plane_shear(plane: Array, sides: tuple[float, float]) -> Array:
@@ -272,11 +173,11 @@ def _rays(
     mass: Array,
     cosmo: Cosmology | GrowthTable,
     cone: FlatSkyLightCone,
-    source: Source,
+    sources: tuple[Sources, Alignment | None],
     grid: tuple[float | None, int | None, Any],
     planes: Callable[[Array], Array],
 ) -> Array:
-    """Sum over the shells of `planes` of each, at the rays."""
+    """Sums over the shells of `planes` of each, at the rays, for each bin of sources: (bins, planes, px, py)."""
     field, pixels, offsets = grid
     if field is None or pixels is None:
         raise ArgumentError("field", field, "and pixels are needed for a flat sky", "for example field=5.0, pixels=256")
@@ -291,7 +192,7 @@ def _rays(
         remedy = "pass the masses that this light cone has accumulated"
         raise ArgumentError("mass.shape", mass.shape, constraint, remedy)
     table = growth_table_to(cone.config.lpt_order, cosmo)
-    weights = _weights_of(cone, table, source, mass.dtype)
+    weights = _weights_of(cone, table, *sources, mass.dtype)
     across = transverse_distance(cone.distances, table).astype(mass.dtype)
     run = decomposition.shard_map(
         partial(_rays_block, cone=cone, angle=math.radians(field), pixels=pixels, planes=planes),
@@ -299,7 +200,8 @@ def _rays(
         decomposition.spectrum_spec,
         check_vma=False,
     )
-    return run(cone.overdensity(mass), (weights, across, offsets.astype(mass.dtype)))
+    maps = run(cone.overdensity(mass), (weights.T, across, offsets.astype(mass.dtype)))
+    return maps.reshape(len(weights), -1, pixels, pixels)
 
 
 def _rays_block(
@@ -311,7 +213,7 @@ def _rays_block(
     pixels: int,
     planes: Callable[[Array], Array],
 ) -> Array:
-    """Rays of the local block; one plane at a time is gathered."""
+    """Rays of the local block, all planes of a bin after each other; one plane at a time is gathered."""
     groups = cone.config.decomposition.axis_groups
     angles = []
     for names, parts in groups:
@@ -325,7 +227,8 @@ def _rays_block(
         for axis, (names, parts) in enumerate(groups):
             plane = jax.lax.all_gather(plane, names, axis=axis, tiled=True) if parts > 1 else plane
         x, y = ((across * angles[i] + offset[i]) / cell[i] for i in (0, 1))
-        return weight * _interpolate(planes(plane), x, y)
+        rays = _interpolate(planes(plane), x, y)
+        return (weight[:, None, None, None] * rays[None]).reshape(-1, *rays.shape[1:])
 
     def add(total: Array, shell: tuple[Array, ...]) -> tuple[Array, None]:
         return total + at_rays(*shell), None

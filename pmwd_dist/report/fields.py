@@ -175,16 +175,18 @@ def lensed_maps(
     field: float | None = None,
     spectra: Sequence[Any] = (),
     linear: Sequence[np.ndarray] = (),
+    labels: Sequence[str] = (),
 ) -> Figure:
     """Draw maps of the convergence of several sources side by side, and their angular power spectra.
 
     Args:
-      names: names of the redshifts of the sources.
+      names: names of the sources.
       maps: maps of `convergence`, one for each source.
       shear: shear of each map, on a flat sky.
       field: side of the field of view of a flat sky [degrees].
-      spectra: spectra of `angular_power`, one for each map; or none.
+      spectra: spectra of `angular_power`; or none.
       linear: linear theory at the multipoles of each spectrum.
+      labels: label of each spectrum.
     """
     from matplotlib.figure import Figure
 
@@ -193,10 +195,10 @@ def lensed_maps(
     figure = Figure(figsize=size, layout="constrained")
     axes = np.ravel(figure.subplots(*((panels, 1) if field is None else (1, panels))))
     for i, (kappa, name) in enumerate(zip(maps, names, strict=True)):
-        axes[i].set_title(f"sources at {name}", fontsize=14)
+        axes[i].set_title(name, fontsize=14)
         convergence(kappa, shear=None if shear is None else shear[i], field=field, axes=axes[i])
     if spectra:
-        angular_power(spectra, linear, labels=names, axes=axes[-1])
+        angular_power(spectra, linear, labels=labels, axes=axes[-1])
     return figure
 
 

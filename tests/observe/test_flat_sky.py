@@ -14,6 +14,7 @@ import problems
 import pytest
 from scipy.integrate import quad
 from scipy.interpolate import CubicSpline
+from scipy.optimize import brentq
 
 import pmwd_dist as pmd
 from pmwd_dist.cosmology.distance import HUBBLE_DISTANCE, scale_factor_at
@@ -319,6 +320,40 @@ def test_lensing_weights_of_a_distribution() -> None:
         np.testing.assert_allclose(jax.jvp(find, (z,), (direction,))[1], difference, rtol=1e-5, atol=1e-12)
 
 
+def test_alignment_is_the_density_where_the_sources_are() -> None:
+    """By nested quadrature, and its slopes with A, eta and a shift of the redshifts, in shells that share masses."""
+    cosmo = problems.cosmology(Omega_k=0.05)
+    z, number = np.linspace(0.1, 0.5, 41), np.sin(np.linspace(0, math.pi, 41))
+    a = np.linspace(0.6, 1, 4001)
+    rate = [problems.expansion(cosmo, x) for x in a]
+    spline = CubicSpline(a, 1 / (a**2 * rate)).antiderivative()
+    chi = CubicSpline(a, HUBBLE_DISTANCE * (spline(1.0) - spline(a)))
+    growth = CubicSpline(a, problems.growth(cosmo, a)["D1"])
+
+    def kernel(x: float, eta: float) -> float:
+        return np.interp(x, z, number) * ((1 + x) / 1.62) ** eta / growth(1 / (1 + x))
+
+    ends = [float(1 / brentq(lambda a, edge=edge: chi(a) - edge, 0.61, 1)) - 1 for edge in SHELLS]
+    each = [quad(kernel, *pair, (1.7,), limit=200, points=z)[0] for pair in zip(ends[:-1], ends[1:], strict=True)]
+    expected = -0.8 * 0.0134 * (cosmo.Omega_c + cosmo.Omega_b) * np.array(each) / np.trapezoid(number, z)
+    both = [pmd.observe.lensing_weights(SHELLS, cosmo, (z, number), alignment=x) for x in (None, (0.8, 1.7))]
+    np.testing.assert_allclose(
+        both[1] - both[0], expected, rtol=0, atol=1.5e-3 * np.abs(expected).max()
+    )  # kinks of n(z)
+
+    cone = pmd.observe.FlatSkyLightCone(configure((1, 1), a_start=0.5), SHELLS, shell_assignment="linear")
+
+    def weights(x: Any) -> Any:
+        return pmd.observe.lensing_weights(cone, cosmo, [0.3, (z + x[2], number)][1:], alignment=(x[0], x[1]))
+
+    at, step = jnp.array([0.8, 1.7, 0.01]), 1e-6
+    slopes = jax.jacfwd(weights)(at)
+    assert slopes.shape == (1, 3, 3)
+    for i, row in enumerate(np.eye(3)):
+        difference = (weights(at + step * row) - weights(at - step * row)) / (2 * step)
+        np.testing.assert_allclose(slopes[..., i], difference, rtol=1e-6, atol=1e-12)
+
+
 @pytest.mark.parametrize("pdims", [(1, 1), (2, 2)], ids=["1x1", "2x2"])
 def test_convergence_and_shear_of_plane_waves(pdims: tuple[int, int]) -> None:
     cosmo = problems.cosmology(Omega_k=0.05)
@@ -330,9 +365,12 @@ def test_convergence_and_shear_of_plane_waves(pdims: tuple[int, int]) -> None:
     overdensity = amplitude[:, None, None] * np.cos(k * (x[:, None] + x[None, :]) + phase)[None]
     mean = math.prod(MESH) / 128**2 / BOX[2] * np.diff(SHELLS)
     mass = jax.device_put((1 + overdensity) * mean[:, None, None], config.decomposition.spectrum_sharding)
-    see: Any = partial(partial, cosmo=cosmo, cone=cone, source=0.6, field=5.0, pixels=16, offsets=offsets)
-    kappa = jax.jit(see(pmd.observe.convergence))(mass)
+    bins = [0.3, ([0.6, 0.7], [1.0, 0.0])]
+    see: Any = partial(partial, cosmo=cosmo, cone=cone, source=bins, field=5.0, pixels=16, offsets=offsets)
+    near, kappa = jax.jit(see(pmd.observe.convergence))(mass)
     gamma = jax.jit(see(pmd.observe.shear))(mass)
+    assert gamma.shape == (2, 2, 16, 16)
+    gamma = gamma[1]
 
     angle = ((np.arange(16) + 0.5) / 16 - 0.5) * math.radians(5)
     root = math.sqrt(cosmo.Omega_k) / HUBBLE_DISTANCE
@@ -344,6 +382,8 @@ def test_convergence_and_shear_of_plane_waves(pdims: tuple[int, int]) -> None:
         expected += weight * height * np.cos(k * along + phase)
     largest = np.abs(expected).max()
     np.testing.assert_allclose(kappa, expected, rtol=0, atol=2.5e-3 * largest)  # of linear interpolation
+    alone = pmd.observe.convergence(mass, cosmo, cone, source=0.3, field=5.0, pixels=16, offsets=offsets)
+    np.testing.assert_allclose(near, alone, rtol=1e-12, atol=1e-15)
     np.testing.assert_allclose(gamma[1], kappa, rtol=0, atol=1e-12 * largest)  # of waves along the diagonal
     np.testing.assert_allclose(gamma[0], 0, rtol=0, atol=1e-12 * largest)
 
@@ -380,7 +420,9 @@ def test_shells_that_leave_out_matter_are_a_warning(function: Any, edges: tuple[
         ({"source": [[0.2, 0.5], [1.0, 1.0]]}, "pass \\(z, n\\) for a distribution"),
         ({"source": ([0.1], [1.0], [2.0])}, "must be one redshift"),
         ({"source": ([0.5], [1.0])}, "must be redshifts and as many numbers"),
-        ({"source": [0.5, 1.0]}, "pass \\(z, n\\) for a distribution"),
+        ({"source": []}, "source=\\[\\] must hold the sources of each bin"),
+        ({"source": [0.5, -1.0]}, "must be redshifts from 0 to 1000"),
+        ({"alignment": (1.0, 0.0)}, "alignment needs sources with a distribution; pass \\(z, n\\)"),
         ({"field": 100.0}, "field=100.0 must be a finite number from 0.001 to 90 degrees; the sky is flat"),
         ({"field": 1e-320}, "field=1e-320 must be a finite number from 0.001 to 90 degrees"),
         ({"pixels": 6}, r"pixels\[1\]=6 is not divisible by 4"),

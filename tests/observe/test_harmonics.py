@@ -70,12 +70,34 @@ def test_shear_of_a_light_cone_is_tangential_about_an_overdensity():
         assert value == pytest.approx(expected, rel=0.12 + abs(small - 1), abs=0.02 * np.abs(one).max())
 
 
+def test_e_and_b_modes_are_told_apart():
+    """Harmonics of the sphere up to l = nside, and a plane wave; B modes are E modes turned by 45 degrees."""
+    nside, rng = 8, np.random.default_rng(3)
+    e, b = np.tril(rng.normal(size=(2, 2, nside + 1, nside + 1)))
+    for modes in (e, b):
+        modes[1, :, 0] = modes[:, :2] = 0
+    shear = jax.jit(lambda a: harmonics.synthesise_spin2(harmonics.shear_modes(a), nside))
+    one, two = (np.asarray(shear(jnp.asarray(x))) for x in (e, b))
+    found = pmd.observe.kaiser_squires(jnp.asarray(one + np.stack([-two[1], two[0]])))
+    expected = [harmonics.synthesise(jnp.asarray(x), nside) for x in (e, b)]
+    np.testing.assert_allclose(found, expected, atol=2e-3 * np.abs(expected).max())
+
+    x = 2 * np.pi * np.arange(8) / 8
+    kappa = np.cos(2 * x[:, None] + x[None, :] + 0.4)
+    gamma = jnp.asarray([kappa * 3 / 5, kappa * 4 / 5])  # (kx^2 - ky^2) / k^2 and 2 kx ky / k^2
+    np.testing.assert_allclose(pmd.observe.kaiser_squires(gamma), [kappa, 0 * kappa], atol=1e-12)
+    turned = jnp.stack([-gamma[1], gamma[0]])
+    np.testing.assert_allclose(pmd.observe.kaiser_squires(turned), [0 * kappa, kappa], atol=1e-12)
+
+
 def test_power_of_a_map():
     modes = packed(HEALPY["modes"])
     found = jax.jit(pmd.observe.angular_power)(jnp.asarray(HEALPY["map"]))
     weight = np.where(np.arange(LMAX + 1) > 0, 2, 1)
     expected = (modes**2 * weight).sum((0, 2)) / (2 * np.arange(LMAX + 1) + 1)
     np.testing.assert_allclose(found.power, expected, atol=1e-3 * expected.max())
+    other = pmd.observe.angular_power(jnp.asarray(HEALPY["map"]), jnp.asarray(-3 * HEALPY["map"]))
+    np.testing.assert_allclose(other.power, -3 * found.power, rtol=1e-9, atol=1e-12)
     with pytest.raises(ValueError, match="12 nside"):
         pmd.observe.angular_power(jnp.ones(13))
     waves = packed(HEALPY["modes"])[:, :4, :4]  # nside need not be a power of 2

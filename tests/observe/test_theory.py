@@ -77,6 +77,10 @@ def test_angular_power_of_waves():
     at = np.argsort(np.nan_to_num(found.power))[-2:]
     lowest = 360 / side
     assert sorted(float(found.ell[i] / lowest) for i in at) == pytest.approx([3, 5], abs=0.5)
+    twice = pmd.observe.angular_power(jnp.asarray(field), jnp.asarray(-2 * field), side=side, bins=7)
+    np.testing.assert_allclose(twice.power, -2 * found.power, rtol=1e-12)
+    with pytest.raises(ValueError, match=r"other.shape=\(8,\) must be that of the field"):
+        pmd.observe.angular_power(jnp.asarray(field), jnp.ones(8), side=side)
     with pytest.raises(ValueError, match="side=100.0 must be a finite number from 0.001 to 90 degrees"):
         pmd.observe.angular_power(jnp.asarray(field), side=100.0)
 
@@ -127,6 +131,30 @@ def test_limber_power_is_the_integral():
         ell, power, EinsteinDeSitter, (0.0, 2000.0), ([0.699, 0.7, 0.701], [0.0, 1.0, 0.0])
     )
     np.testing.assert_allclose(spread, expected, rtol=2e-3)
+
+    def crossed(x: float, ell: float) -> float:
+        return integrand(x, ell) * (near - x) / near / ((chi - x) / chi)
+
+    near = 2 * hubble * (1 - np.sqrt(1 / 1.3))
+    pairs = pmd.observe.limber_power(ell, power, EinsteinDeSitter, (0.0, 2000.0), [0.3, source])
+    np.testing.assert_allclose(pairs[1, 1], expected, rtol=1e-3)
+    np.testing.assert_allclose(pairs[0, 1], [quad(crossed, 1e-3, near, (value,))[0] for value in ell], rtol=1e-3)
+    np.testing.assert_array_equal(pairs[0, 1], pairs[1, 0])
+
+
+def test_alignments_have_the_power_of_their_sources():
+    """C_l of a strong alignment of a smooth n(z) is an integral over n(z)."""
+    z = np.linspace(0.3, 0.7, 201)
+    number = np.cos((z - 0.5) / 0.4 * np.pi) ** 2
+    ell, amplitude = np.array([200.0]), 1e6
+    found = pmd.observe.limber_power(
+        ell, power, EinsteinDeSitter, (0.0, 3000.0), [(z, number)], alignment=(amplitude, 0.0)
+    )
+    a = 1 / (1 + z)
+    chi = 2 * 2997.92458 * (1 - np.sqrt(a))
+    density = number / np.trapezoid(number, z) * a**-1.5 / 2997.92458
+    squares = (amplitude * 0.0134 * density / chi) ** 2 * power((ell + 0.5) / chi)  # growth cancels
+    np.testing.assert_allclose(found[0, 0], np.trapezoid(squares, chi), rtol=2e-3)
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from pmwd_dist.run.common.folder import Log, StartError
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.outputs.fields import Fields
 from pmwd_dist.run.outputs.halos import Halos, fit_of
+from pmwd_dist.run.outputs.light_cone import random_offsets
 from pmwd_dist.run.settings import SettingsError
 from pmwd_dist.run.simulation.job import SimulationJob
 
@@ -48,9 +50,11 @@ ALL = (
     "observe.halos={linking_length=0.4, min_particles=3, swift=true}",
     "observe.fields={mesh=[16, 8, 12], quantities=['density', 'momentum', 'velocity'], precision='float16'}",
     "observe.fields.compression=gzip",
-    "observe.light_cone={edges=[0, 64, 200], sources=0.06, pixels=8, rays=4, field=4.0, observer=[0, 0, 5]}",
+    "observe.light_cone={edges=[0, 64, 200], pixels=8, rays=4, field=4.0, observer=[0, 0, 5]}",
+    "observe.light_cone.bins=[{z=[0.02, 0.03, 0.04], n=1.0}, {file='nz.txt', column=3}]",
 )
 MASK = (np.random.default_rng(0).random((8, 8, 8)) > 0.3).astype(np.float32)
+NZ = np.array([[0.03, 0.04, 0.05, 0.06], [1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 2.0, 0.0]])
 SKY = (np.arange(12) < 8) * 0.5
 pytestmark = pytest.mark.usefixtures("no_figures")
 TABLES = ("multipoles", "galaxies", "bispectrum", "cross", "pdf", "halos")
@@ -73,7 +77,8 @@ def whole(folder: Path) -> SimulationJob:
 
 
 def with_mask(folder: Path) -> Path:
-    """The folder, in which a survey sees a part of the cells."""
+    """The folder, in which a survey sees a part of the cells, and has bins of sources."""
+    np.savetxt(folder / "nz.txt", NZ.T)
     np.save(folder / "mask.npy", MASK)
     np.save(folder / "sky.npy", SKY)
     return folder
@@ -114,6 +119,9 @@ def test_stopped_and_resumed_is_bitwise_the_same(whole: SimulationJob, tmp_path:
     assert expected.keys() == found.keys()
     for name, values in expected.items():
         np.testing.assert_array_equal(found[name], values)
+    np.savetxt(tmp_path / "nz.txt", 2 * NZ.T)
+    with pytest.raises(StartError, match=r"observe.light_cone.bins = .*sha256"):
+        execute(resumed(folder), Events(), resume=True)
     with pytest.raises(StartError, match=r"observe.light_cone.pixels = 16: .* has 8"):
         execute(replace(whole, settings=read(folder / "config.toml", ["observe.light_cone.pixels=16"])), Events())
 
@@ -174,8 +182,6 @@ def test_values_are_those_of_the_library(whole: SimulationJob):
     )
     with h5py.File(whole.folder / "light_cone.hdf5") as file:
         np.testing.assert_allclose(file["mass"][:], mass, rtol=1e-9, atol=1e-9)
-        assert file["convergence"].shape == (1, 4, 4)
-        assert file["shear"].shape == (1, 2, 4, 4)
         assert tuple(file.attrs["edges"]) == edges
     check_fields(whole.folder / "fields_z0.000.hdf5", density, momentum)
     found = read_table(whole.folder / "multipoles_z0.000.csv")
@@ -275,6 +281,32 @@ def test_the_fit_of_a_table_of_the_power_is_finite(tmp_path: Path):
     np.testing.assert_allclose(fit_of(mass, simulation, 0.5), expected)
 
 
+def test_lensing_of_bins_of_sources(whole: SimulationJob):
+    """Maps and spectra are those of the library, for the masses of the run."""
+    simulation, edges = whole.simulation, (0.0, 64.0, 200.0)
+    table = pmd.growth_table(simulation.cosmo)
+    cone = pmd.observe.FlatSkyLightCone(simulation.config, edges, pixels=8, observer=5.0)
+    with h5py.File(whole.folder / "light_cone.hdf5") as file:
+        bins = [(np.array([0.02, 0.03, 0.04]), np.ones(3)), (NZ[0], NZ[2])]
+        kappa, gamma = file["convergence"][:], file["shear"][:]
+        view = {"field": 4.0, "pixels": 4, "offsets": random_offsets(cone, simulation.seed)}
+        functions = pmd.observe.convergence, pmd.observe.shear
+        see = [partial(f, cosmo=table, cone=cone, source=bins, **view) for f in functions]
+        expected = jax.jit(lambda mass: [f(mass) for f in see])(jnp.asarray(file["mass"][:]))
+        for found, values in zip((kappa, gamma), expected, strict=True):
+            np.testing.assert_allclose(found, values, rtol=1e-9, atol=1e-12)
+        np.testing.assert_array_equal(file.attrs["n(z) of bin 2"], [NZ[0], NZ[2]])
+    found = read_table(whole.folder / "convergence_power.csv")
+    spectrum = pmd.observe.angular_power(jnp.asarray(kappa[0]), jnp.asarray(kappa[1]), side=4.0)
+    some = np.asarray(spectrum.modes) > 0
+    np.testing.assert_allclose(found["C_l bin 1 x bin 2"], spectrum.power[some], rtol=1e-6)
+    linear = pmd.observe.limber_power(spectrum.ell[some], simulation.linear_power, table, edges, bins, cone=cone)
+    np.testing.assert_allclose(found["linear bin 1 x bin 2"], linear[0, 1], rtol=1e-6)
+    auto, other = found["C_l bin 1"], found["C_l bin 2"]
+    scatter = np.sqrt((auto * other + spectrum.power[some] ** 2) / found["modes"])
+    np.testing.assert_allclose(found["error bin 1 x bin 2"], scatter, rtol=1e-6)
+
+
 def test_the_galaxies_of_the_light_cone(whole: SimulationJob, tmp_path: Path):
     """They are those of the library, and a resumed run keeps their survey."""
     simulation, config = whole.simulation, whole.simulation.config
@@ -347,6 +379,17 @@ def test_counts_have_the_power_of_the_table(tmp_path: Path):
         ("observe.light_cone.edges=[0, 1e5]", "observe.light_cone.edges.*beyond the light cone of the simulation"),
         ("observe.light_cone.edges=[5, 4]", "observe.light_cone.edges.*numbers that ascend"),
         ("observe.light_cone.sources=12", "observe.light_cone.sources.*beyond the start of the run, z = 9"),
+        ("observe.light_cone.bins=[{z=[0.1, 12.0], n=1}]", "observe.light_cone.bins.*beyond the start of the run"),
+        ("observe.light_cone={sources=1.0, bins=[{z=[0.1, 0.2], n=1}]}", "leave observe.light_cone.sources out"),
+        (
+            "observe.light_cone.bins=[{z=[0.1, 0.2], n=1}, {z=[0.1, 0.2]}]",
+            r"bins\[1\] = .* must have z and n, or a file",
+        ),
+        ("observe.light_cone.bins=[{z=[0.2, 0.1], n=1}]", r"bins\[0\] = .*redshifts from 0 to 1000, which ascend"),
+        ("observe.light_cone.bins=[{z=[0.1, 0.2], n=[1, 2, 3]}]", r"bins\[0\] = .*has wrong columns"),
+        ("observe.light_cone.bins=[{z=[0.1, 0.2], n=[0, 0]}]", r"bins\[0\] = .*numbers of 0 or more, not all 0"),
+        ("observe.light_cone.bins=[{z=[0.1, 0.2], m=1}]", r"bins\[0\] = .*has an unknown key, m;"),
+        ("observe.light_cone.bins=[{file='none.txt'}]", r"bins\[0\] = .*can't be read: No such file"),
         ("observe.light_cone={sources=0.01, edges=[100, 200]}", "observe.light_cone.sources = 0.01.*nearer than"),
         ("observe.light_cone={sky='sphere', edges=[0, 4000]}", "observe.light_cone.edges.*repetitions of a box"),
         ("observe.light_cone.pixels=30", "observe.light_cone.pixels = .*not divisible by 4"),

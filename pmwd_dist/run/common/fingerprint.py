@@ -52,6 +52,8 @@ def identity(job: Plan) -> Identity:
         found["start.snapshot"] = job.simulation.start.digest
     if (correction := job.simulation.potential_factor) is not None:
         found["force.correction"] = _digest(np.asarray(correction.spacing), np.asarray(correction.coefficients))
+    for output in job.settings.observe.outputs:
+        found |= {f"observe.{output.name}.{key}": _digest(*x) for key, x in output.columns().items()}
     # Arrays of files, except those of outputs, which may change.
     return found | {k: _digest(x) for k, x in job.data.items() if k in fixed or not k.startswith("observe.")}
 

@@ -126,6 +126,10 @@ class Output(Section):
         """Files of arrays, by key."""
         return {}
 
+    def columns(self) -> dict[str, tuple[np.ndarray, ...]]:
+        """Columns of numbers that the keys give, also by files, by key."""
+        return {}
+
     def shapes(self, mesh: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """Shapes that these arrays may have: the one of the mesh; none for any."""
         return (mesh,)

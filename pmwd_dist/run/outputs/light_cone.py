@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from functools import partial
+import re
+from collections.abc import Iterator
+from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import jit
@@ -24,11 +26,13 @@ from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.io.snapshot import content
 from pmwd_dist.observe import lensing
-from pmwd_dist.observe.angular_power import AngularPower, angular_power, limber_power
+from pmwd_dist.observe.angular_power import AngularPower, all_powers, limber_power
 from pmwd_dist.observe.flat_sky import ACROSS, FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.observe.power import mean
 from pmwd_dist.observe.shells import Assignment, checked_observer
+from pmwd_dist.observe.sources import LightCone as ShellLightCone
+from pmwd_dist.observe.sources import coverage_warning
 from pmwd_dist.observe.sphere import SphericalLightCone
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import raise_on_all_processes
@@ -43,8 +47,10 @@ from pmwd_dist.report.page import Caption
 from pmwd_dist.report.tables import Table, read_table, write_table
 from pmwd_dist.run.outputs.base import Axis, Drawing, Figures, Output
 from pmwd_dist.run.outputs.fields import write_fields
-from pmwd_dist.run.settings.section import Distance, Listed, Three, about, one_or_several
+from pmwd_dist.run.settings.section import Distance, File, Listed, Section, Three, about, one_or_several
 from pmwd_dist.run.settings.setup import SimulationSetup
+from pmwd_dist.run.settings.table import read_table as read_columns
+from pmwd_dist.run.settings.writing import one_line
 
 _MAPS, _POWER = "light_cone.hdf5", "convergence_power.csv"
 _WIDEST = 10.0  # field of view that is chosen where none is given [degrees]
@@ -58,6 +64,40 @@ def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
 
 
 _Source = Annotated[float, Field(gt=0, le=1000)]
+_Numbers = Annotated[tuple[float, ...], BeforeValidator(one_or_several)]
+
+
+class Bin(Section):
+    """A bin of sources: the numbers n at redshifts z, as columns or of a file."""
+
+    z: _Numbers | None = about("redshifts, which ascend", None, [0.2, 0.4, 0.6])
+    n: _Numbers | None = about("number of sources per redshift at each, in any unit, or one for all", None, [0, 1, 0])
+    file: File | None = about("text file with the redshifts as its first column", None, "nz.txt")
+    column: int = about("column of the file that holds the numbers, counted from 1", 2, ge=2)
+
+    @cached_property
+    def n_z(self) -> tuple[np.ndarray, np.ndarray]:
+        """Redshifts, and their numbers."""
+        if self.file is not None:
+            return read_columns(Path(self.file), "file", f"z and a column {self.column} of n(z)", self.column)
+        z, n = np.asarray(self.z, float), np.asarray(self.n, float)
+        return z, np.broadcast_to(n, z.shape)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.file is None) != (self.z is not None) or (self.z is None) != (self.n is None):
+            raise ValueError("must have z and n, or a file")
+        try:
+            z, n = self.n_z
+        except OSError as error:
+            raise ValueError(f"has a file that can't be read: {error.strerror}") from error
+        except ValueError as error:
+            raise ValueError(f"has wrong columns: {one_line(error)}") from error
+        if len(z) < 2 or z[0] < 0 or z[-1] > 1000 or not (np.diff(z) > 0).all():
+            raise ValueError("must have two or more redshifts from 0 to 1000, which ascend")
+        if not (np.isfinite(n).all() and n.min() >= 0 and n.max() > 0):
+            raise ValueError("must have numbers of 0 or more, not all 0")
+        return self
 
 
 class LightCone(Output):
@@ -81,8 +121,13 @@ class LightCone(Output):
 
     sky: Literal["flat", "sphere"] = about("flat: the observer looks along an axis; sphere: in all directions", "flat")
     line_of_sight: Axis = about("axis along which the observer looks on a flat sky", "z")
-    sources: Annotated[tuple[_Source, ...], BeforeValidator(one_or_several)] = about(
-        "redshifts of lensed sources; one or several", (1.0,), 1.0
+    sources: Annotated[tuple[_Source, ...], BeforeValidator(one_or_several)] | None = about(
+        "redshifts of lensed sources, one or several; default: 1, or the bins", None, 1.0
+    )
+    bins: Annotated[tuple[Bin, ...], BeforeValidator(one_or_several)] | None = about(
+        "bins of sources, as tables [[observe.light_cone.bins]] with z and n, or file and column; default: none",
+        None,
+        [{"z": [0.1, 0.3, 0.5], "n": [0.0, 1.0, 0.0]}, {"file": "nz.txt", "column": 3}],
     )
     edges: Annotated[tuple[Distance, ...], Listed, AfterValidator(_ascending)] | None = about(
         "comoving distances between which the shells lie [Mpc/h]; default: shells of half a box, out to the sources",
@@ -107,30 +152,55 @@ class LightCone(Output):
     shift: bool = about("shift each repetition of the box at random on a flat sky, for the lensing", True)
     nside: int = about("pixels along the side of a HEALPix base pixel, of a sphere", 128, ge=1, le=1 << 13)
 
-    def build(self, config: Config, cosmo: Cosmology, assignment: Assignment) -> lensing.LightCone:
+    def problems(self, box: Any) -> Iterator[str]:
+        """Sources and bins at once."""
+        del box
+        if self.sources is not None and self.bins is not None:
+            yield "observe.light_cone.bins: hold the sources; leave observe.light_cone.sources out"
+
+    def columns(self) -> dict[str, tuple[np.ndarray, ...]]:
+        """Redshift distributions of the bins."""
+        return {} if self.bins is None else {"bins": tuple(x for one in self.bins for x in one.n_z)}
+
+    @property
+    def lensed(self) -> list[Any]:
+        """The sources of each map, as for `observe.convergence`."""
+        return list(self.sources or (1.0,)) if self.bins is None else [one.n_z for one in self.bins]
+
+    @property
+    def labels(self) -> list[str]:
+        """Name of each map in tables."""
+        count = len(self.lensed)
+        return [f"z={z:g}" for z in self.lensed] if self.bins is None else [f"bin {i + 1}" for i in range(count)]
+
+    @property
+    def _farthest(self) -> list[float]:
+        """Largest redshift of each map."""
+        return [float(np.max(x[0] if isinstance(x, tuple) else x)) for x in self.lensed]
+
+    def build(self, config: Config, cosmo: Cosmology, assignment: Assignment) -> ShellLightCone:
         """The light cone of these keys.
 
         Raises:
           ArgumentError: an argument out of its range, or shells or sources beyond the time span.
         """
         table = growth_table(cosmo)
-        if max(self.sources) > (first := 1 / config.a_start - 1):
+        name, farthest = "sources" if self.bins is None else "bins", self._farthest
+        if max(farthest) > (first := 1 / config.a_start - 1):
             constraint = f"reach beyond the start of the run, z = {first:g}"
-            raise ArgumentError(
-                "sources", list(self.sources), constraint, "use nearer sources, or an earlier time.a_start"
-            )
-        edges = self.edges or _default_edges(self.sources, table, config)
+            raise ArgumentError(name, farthest, constraint, "use nearer sources, or an earlier time.a_start")
+        edges = self.edges or _default_edges(max(farthest), table, config)
         if self.sky == "sphere":
-            cone: lensing.LightCone = SphericalLightCone(
+            cone: ShellLightCone = SphericalLightCone(
                 config, edges, self.nside, observer=self.observer, shell_assignment=assignment
             )
         else:
             cone = self._flat(config, edges, assignment)
         cone.check(table)
-        distance = float(comoving_distance(1 / (1 + min(self.sources)), table))
+        distance = float(comoving_distance(1 / (1 + min(farthest)), table))
         if distance <= cone.edges[0]:
             constraint = f"at {distance:.4g} Mpc/h is nearer than the nearest shell, from {cone.edges[0]:g} Mpc/h on"
-            raise ArgumentError("sources", min(self.sources), constraint, "use farther sources or nearer shells")
+            raise ArgumentError(name, min(farthest), constraint, "use farther sources or nearer shells")
         return cone
 
     def _flat(self, config: Config, edges: tuple[float, ...], assignment: Assignment) -> FlatSkyLightCone:
@@ -143,7 +213,7 @@ class LightCone(Output):
             config.decomposition.check_axis((self.rays, self.rays, 1), i, parts, "rays")
         return cone
 
-    def view(self, cone: lensing.LightCone, seed: int) -> dict[str, Any]:
+    def view(self, cone: ShellLightCone, seed: int) -> dict[str, Any]:
         """Arguments of the lensing by a flat sky: field of view [degrees], rays, random shifts; empty for a sphere."""
         if not isinstance(cone, FlatSkyLightCone):
             return {}
@@ -153,7 +223,7 @@ class LightCone(Output):
     def warnings(self, simulation: SimulationSetup) -> list[str]:
         """Warnings about sources for which the shells leave out a part of the lensing weight."""
         cone: Any = simulation.light_cone
-        found = (lensing.coverage_warning(cone, growth_table(simulation.cosmo), z) for z in self.sources)
+        found = (coverage_warning(cone, growth_table(simulation.cosmo), z) for z in self.lensed)
         return [f"observe.light_cone.edges: {text}" for text in found if text is not None]
 
     def description(self, simulation: SimulationSetup) -> str:
@@ -185,7 +255,9 @@ class LightCone(Output):
         """
         cone: Any = simulation.light_cone
         view = self.view(cone, simulation.seed)
-        about: dict[str, Any] = {"sources": self.sources, "edges": cone.edges, "box_size": cone.config.box_size}
+        means = [float(np.average(x[0], weights=x[1])) if isinstance(x, tuple) else x for x in self.lensed]
+        about: dict[str, Any] = {"sources": means, "edges": cone.edges, "box_size": cone.config.box_size}
+        about |= {f"n(z) of bin {i}": np.stack(one.n_z) for i, one in enumerate(self.bins or (), 1)}
         if isinstance(cone, FlatSkyLightCone):
             place = tuple(cone.observer if i == cone.along else 0.0 for i in range(3))
             about |= {"sky": "flat", "observer": place, "line_of_sight": cone.line_of_sight, "field": view["field"]}
@@ -215,27 +287,27 @@ class LightCone(Output):
 
         def lens(shells: Array) -> dict[str, Array]:
             return {
-                name: jnp.stack([function(shells, simulation.cosmo, cone, source=z, **view) for z in self.sources])
+                name: function(shells, simulation.cosmo, cone, source=self.lensed, **view)
                 for name, function in functions.items()
             }
 
         return jit(lens, out_shardings=cone.config.decomposition.replicated)(shells)
 
     def _spectra(self, maps: Array, simulation: SimulationSetup, side: float | None) -> Table:
-        """C_l of each map, its Gaussian scatter, and C_l of linear theory with the windows of the maps."""
+        """C_l of all pairs of maps, their Gaussian scatter, and C_l of linear theory with the windows of the maps."""
         cone: Any = simulation.light_cone
-        columns: dict[str, np.ndarray] = {}
-        for z, values in zip(self.sources, maps, strict=True):
-            found = angular_power(values, side=side)
-            found = found if side is not None else _binned(found)
-            some = np.asarray(found.modes) > 0
-            ell, power, modes = (np.asarray(x, float)[some] for x in (found.ell, found.power, found.modes))
-            # A table ends where nothing is simulated.
-            linear = limber_power(
-                ell, lambda k: np.nan_to_num(simulation.linear_power(k)), simulation.cosmo, cone.edges, z, cone=cone
-            )
-            columns |= {"l": ell, "modes": modes, f"C_l z={z:g}": power}
-            columns |= {f"error z={z:g}": power * np.sqrt(2 / modes), f"linear z={z:g}": np.asarray(linear, float)}
+        measured = {pair: x if side is not None else _binned(x) for pair, x in all_powers(maps, side).items()}
+        some = np.asarray(measured[0, 0].modes) > 0
+        ell, modes = (np.asarray(x, float)[some] for x in (measured[0, 0].ell, measured[0, 0].modes))
+        spectra = {pair: np.asarray(x.power, float)[some] for pair, x in measured.items()}
+        # A table ends where nothing is simulated.
+        power = lambda k: np.nan_to_num(simulation.linear_power(k))  # noqa: E731
+        linear = np.asarray(limber_power(ell, power, simulation.cosmo, cone.edges, self.lensed, cone=cone), float)
+        columns = {"l": ell, "modes": modes}
+        for (i, j), found in spectra.items():
+            name = self.labels[i] if i == j else f"{self.labels[i]} x {self.labels[j]}"
+            scatter = np.sqrt((spectra[i, i] * spectra[j, j] + found**2) / modes)
+            columns |= {f"C_l {name}": found, f"error {name}": scatter, f"linear {name}": linear[i, j]}
         where = "the whole sky" if side is None else f"a field of {side:.4g} degrees"
         note = (
             "linear: with the window of the pixels, for waves that fit into the box and on the lattice of the particles"
@@ -253,24 +325,31 @@ class LightCone(Output):
         table = read_table(path / _POWER) if (path / _POWER).is_file() else None
         with content.opened(path / _MAPS) as file:
             maps, sources = _maps(file, "convergence"), content.values(file, "sources").tolist()
+            of_bins = "n(z) of bin 1" in file.attrs
             side = float(content.values(file, "field")[0]) if file.attrs.get("sky") == "flat" else None
             gamma = _maps(file, "shear") if side is not None and content.has(file, "shear") else None
-        names, columns = [f"$z = {z:g}$" for z in sources], [f"z={z:g}" for z in sources]
+        names = [
+            f"sources of bin {i}, mean z = {z:.2f}" if of_bins else f"sources at $z = {z:g}$"
+            for i, z in enumerate(sources, 1)
+        ]
+        columns = [] if table is None else [name[4:] for name in table.columns if name.startswith("C_l ")]
         spectra, linear = list[Any](), list[np.ndarray]()
         if table is not None:
             of_maps = {"ell": table["l"], "modes": table["modes"]}
             spectra = [SimpleNamespace(power=table[f"C_l {name}"], **of_maps) for name in columns]
             linear = [table[f"linear {name}"] for name in columns]
-        return partial(lensed_maps, names, maps, shear=gamma, field=side, spectra=spectra, linear=linear)
+        labels = [re.sub(r"z=([^ ]+)", r"$z = \1$", name).replace(" x ", r" $\times$ ") for name in columns]
+        shown: Any = {"shear": gamma, "field": side, "spectra": spectra, "linear": linear, "labels": labels}
+        return partial(lensed_maps, names, maps, **shown)
 
 
-def empty(cone: lensing.LightCone) -> Array:
+def empty(cone: ShellLightCone) -> Array:
     """The shells of a light cone before the first step."""
     like = shells_like(cone)
     return jit(lambda: jnp.zeros(like.shape, like.dtype), out_shardings=like.sharding)()
 
 
-def shells_like(cone: lensing.LightCone) -> jax.ShapeDtypeStruct:
+def shells_like(cone: ShellLightCone) -> jax.ShapeDtypeStruct:
     """Shape, type and sharding of the shells of a light cone."""
     pixels = cone.pixels if isinstance(cone, FlatSkyLightCone) else (pixel_count(cone.nside),)
     sharding = NamedSharding(cone.config.decomposition.mesh, cone.spec)
@@ -284,7 +363,7 @@ def advance_and_see(
     motion: MidStep,
     schedule: StepSchedule,
     done: Any,
-    cone: lensing.LightCone,
+    cone: ShellLightCone,
     config: Config,
 ) -> tuple[MidStep, Array]:
     """One step of `host.advance`, and the shells with the particles that the light cone crosses in it.
@@ -310,9 +389,9 @@ def random_offsets(cone: FlatSkyLightCone, seed: int) -> np.ndarray:
     return shifts[repetition]
 
 
-def _default_edges(sources: tuple[float, ...], table: GrowthTable, config: Config) -> tuple[float, ...]:
+def _default_edges(farthest: float, table: GrowthTable, config: Config) -> tuple[float, ...]:
     """Shells of half a box, the last one thinner, from the end of the run out to the farthest source."""
-    ends = np.asarray(comoving_distance(np.array([config.a_stop, 1 / (1 + max(sources))]), table), float)
+    ends = np.asarray(comoving_distance(np.array([config.a_stop, 1 / (1 + farthest)]), table), float)
     width = min(config.box_size) / 2
     near, far = (round(max(float(end), 0.0), 3) for end in ends)  # the same on all devices, whose last digits differ
     inner = near + width * np.arange(max(1, math.ceil((far - near) / width - 0.05)))

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pmwd_dist._files import read_text
 from pmwd_dist.run.settings.rules import common_problems, simulation_problems
 from pmwd_dist.run.settings.simulation import Sections, Settings, SimulationSettings
-from pmwd_dist.run.settings.writing import Raw, shown, toml_value
+from pmwd_dist.run.settings.writing import Raw, printable, shown, toml_value
 
 Tree = dict[str, Any]
 AnySettings = TypeVar("AnySettings", bound=Settings)
@@ -134,7 +134,7 @@ def _problem(tree: Tree, item: Any, sections: Sections) -> str:
     keys = item["loc"]
     depth = 2 if keys[0] == "observe" else 1  # of sections
     name = ".".join(keys[:depth])
-    if item["type"] == "extra_forbidden":
+    if item["type"] == "extra_forbidden" and len(keys) <= depth + 1:
         return _unknown(keys, item["input"], sections)
     if len(keys) <= depth:
         return f"{name} = {shown(item['input'])}: must be a section, that is [{name}] on a line of its own"
@@ -143,6 +143,10 @@ def _problem(tree: Tree, item: Any, sections: Sections) -> str:
     if item["type"] == "missing" and len(keys) == depth + 1:
         return f"{name}.{key}: missing; add for example `{key} = {example}` to [{name}]"
     value: Any = reduce(lambda part, key: part[key], keys[: depth + 1], tree)
+    if (
+        len(keys) > depth + 1 and isinstance(value, list) and isinstance(value[keys[depth + 1]], dict)
+    ):  # a table of many
+        key, value = f"{key}[{keys[depth + 1]}]", value[keys[depth + 1]]
     return f"{name}.{key} = {shown(value)}: {_constraint(item)}; for example {example}"
 
 
@@ -163,6 +167,8 @@ _CONSTRAINTS = {
 
 
 def _constraint(item: Any) -> str:
+    if item["type"] == "extra_forbidden":
+        return f"has an unknown key, {printable(item['loc'][-1])}"
     text = _CONSTRAINTS.get(item["type"])
     if text is None:
         return str(item["msg"])

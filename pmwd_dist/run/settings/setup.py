@@ -17,7 +17,7 @@ from pmwd_dist.cosmology.linear_power import check_sigma8_range, interpolate_pow
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.cosmology.transfer import accuracy_warnings, expected_error
 from pmwd_dist.io.snapshot.initial import InitialConditions
-from pmwd_dist.observe.lensing import LightCone
+from pmwd_dist.observe.sources import LightCone
 from pmwd_dist.parallel.distributed import to_devices
 from pmwd_dist.pm.force_correction import ForceCorrection
 from pmwd_dist.pm.modes import wavenumber_range

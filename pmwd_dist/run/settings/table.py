@@ -1,4 +1,4 @@
-"""Text files of linear power spectra."""
+"""Text files with columns of numbers: linear power spectra, and redshift distributions."""
 
 from __future__ import annotations
 
@@ -17,18 +17,23 @@ from pmwd_dist.run.settings.writing import one_line, printable
 _EXPONENT = re.compile(r"(?<=[0-9.])[dD](?=[+-]?[0-9])")
 
 
-def read_table(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Read k [h/Mpc] and P(k) [(Mpc/h)^3] from the first two columns of a text file; # starts a comment.
+def read_table(
+    path: Path,
+    name: str = "linear_power",
+    needed: str = "k [h/Mpc] and P(k) [(Mpc/h)^3]",
+    column: int = 2,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Read the first column of a text file, and another, counted from 1; # starts a comment.
 
     Columns are separated by blanks or, in all lines, by commas; exponents may be Fortran's, 1.0D-3.
 
     Raises:
       OSError: the file can't be read, or is no regular file of 64 MB or less.
-      ArgumentError: the file doesn't hold two columns of numbers.
+      ArgumentError: the file doesn't hold these columns of numbers, which `needed` describes.
     """
 
     def wrong(constraint: str) -> ArgumentError:
-        return ArgumentError("linear_power", str(path), constraint)
+        return ArgumentError(name, str(path), constraint)
 
     try:
         lines = _lines(read_text(path))
@@ -40,9 +45,9 @@ def read_table(path: Path) -> tuple[np.ndarray, np.ndarray]:
         table = np.loadtxt(lines, ndmin=2, delimiter="," if "," in lines[0] else None)
     except ValueError as error:
         raise wrong(f"doesn't hold numbers only: {one_line(error)}") from None
-    if table.shape[1] < 2:
-        raise wrong(f"has {table.shape[1]} column; k [h/Mpc] and P(k) [(Mpc/h)^3] are needed")
-    return table[:, 0], table[:, 1]
+    if (count := table.shape[1]) < column:
+        raise wrong(f"has {count} column{'s' * (count > 1)}; {needed} are needed")
+    return table[:, 0], table[:, column - 1]
 
 
 def _lines(text: str) -> list[str]:

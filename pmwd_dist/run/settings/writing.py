@@ -29,7 +29,7 @@ def toml_value(value: object) -> str:
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{key} = {toml_value(x)}" for key, x in value.items() if x is not None) + " }"
     if isinstance(value, list | tuple):
-        if len(value) == 3 and value[0] == value[1] == value[2]:
+        if len(value) == 3 and isinstance(value[0], int | float | str) and value[0] == value[1] == value[2]:
             return toml_value(value[0])
         return "[" + ", ".join(map(toml_value, value)) + "]"
     return repr(value)

@@ -25,7 +25,7 @@ from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.io import checkpoint
 from pmwd_dist.io.arrays import ArrayFileError, reading
 from pmwd_dist.observe.galaxy_cone import Passage
-from pmwd_dist.observe.lensing import LightCone
+from pmwd_dist.observe.sources import LightCone
 from pmwd_dist.ops.momenta import pack, to_integers
 from pmwd_dist.ops.stencil import WIDTH
 from pmwd_dist.parallel import distributed

@@ -1,0 +1,215 @@
+"""Sources of lensing: their redshifts, and the weights of shells for their convergence and intrinsic alignment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from pmwd_dist._checks import check_ascending
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.program import jit
+from pmwd_dist.cosmology.collocation import matmul
+from pmwd_dist.cosmology.distance import (
+    HUBBLE_DISTANCE,
+    comoving_distance,
+    scale_factor_at,
+    transverse_distance,
+)
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
+from pmwd_dist.cosmology.parameters import Cosmology
+from pmwd_dist.observe.flat_sky import FlatSkyLightCone
+from pmwd_dist.observe.shells import POINTS, WEIGHTS, Shells, is_traced
+from pmwd_dist.observe.sphere import SphericalLightCone
+from pmwd_dist.parallel.inputs import real
+
+LightCone = FlatSkyLightCone | SphericalLightCone
+Source = float | Array | tuple[Any, Any]
+Sources = Source | list[Any]  # a list holds the source of each bin
+Alignment = tuple[ArrayLike, ArrayLike]
+_C1 = 0.0134  # amplitude of alignments per critical density (Joachimi et al. 2011, 1008.3491)
+_PIVOT = 0.62  # redshift at which the amplitude is A
+_FARTHEST = 1000.0  # redshift, the end of `comoving_distance`
+_UNCOVERED = 0.01  # part of the lensing weight without a warning
+
+
+def lensing_weights(
+    shells: LightCone | Sequence[float],
+    cosmo: Cosmology | GrowthTable,
+    source: Sources,
+    *,
+    alignment: Alignment | None = None,
+) -> Float[Array, "*bins shells"]:
+    """Convergence per unit of the overdensity of each shell.
+
+    The integral over the shell of 3/2 Omega_cb (H0/c)^2 f(x) / a int n(y) f(y - x) / f(y) dy, with the transverse
+    distance f (Bartelmann & Schneider 2001, eq. 6.18). Matter beyond the last shell, and the
+    clustering of massive neutrinos, are not included.
+
+    With an alignment (A, eta), the intrinsic ellipticities follow the tidal field where the sources are, in the
+    nonlinear alignment model (Bridle & King 2007). They add, with n(z) linear between its redshifts, the integral of
+    -A C1 rho_c Omega_cb / D1 ((1 + z) / 1.62)^eta n(z) dz/dx, where C1 rho_c = 0.0134.
+
+    Args:
+      shells: light cone, or edges of its shells in comoving distance [Mpc/h].
+      cosmo: cosmology, or its `growth_table`.
+      source: redshift of the sources, or (ascending redshifts, their number per redshift, in any unit); a list of these
+        for several bins of sources.
+      alignment: amplitude A and power eta of the intrinsic alignment of sources (z, n); default: none.
+
+    Raises:
+      ValueError: edges that don't ascend, sources that are not redshifts, do not ascend or are all nearer than the
+        nearest shell, or numbers that are negative or all 0, or an alignment of sources at one redshift; traced values
+        are not checked.
+    """
+    table = growth_table_to(2, cosmo)
+    own = shells.shells if isinstance(shells, LightCone) else Shells(check_ascending(shells, "edges"), 1, "nearest")
+
+    def of_bin(source: Source) -> Array:
+        weights = _weights(*source_distances(source, table, own.edges[0]), table, shells=own)
+        return weights if alignment is None else weights + _aligned(source, alignment, table, own)
+
+    weights = [of_bin(one) for one in bins_of(source)]
+    return jnp.stack(weights) if isinstance(source, list) else weights[0]
+
+
+def bins_of(source: Sources) -> list[Source]:
+    """The source of each bin.
+
+    Raises:
+      ValueError: a list without any.
+    """
+    if isinstance(source, list) and not source:
+        raise ArgumentError("source", source, "must hold the sources of each bin", "for example [0.5, (z, n)]")
+    return source if isinstance(source, list) else [source]
+
+
+def _aligned(source: Source, alignment: Alignment, table: GrowthTable, shells: Shells) -> Array:
+    """Weights of the intrinsic alignment of one bin."""
+    if not isinstance(source, tuple):
+        remedy = "pass (z, n)"
+        raise ArgumentError("alignment", alignment, "needs sources with a distribution", remedy, show_value=False)
+    columns = tuple(jnp.asarray(real(x, "source"), float) for x in source)
+    return _alignment(columns, tuple(jnp.asarray(x, float) for x in alignment), table, shells=shells)
+
+
+@partial(jit, static_argnames="shells")
+def _alignment(
+    source: tuple[Array, Array], alignment: tuple[Array, Array], table: GrowthTable, *, shells: Shells
+) -> Array:
+    (z, number), (amplitude, power) = source, alignment
+    low, length, first, slope = (jnp.asarray(x, z.dtype) for x in shells.pieces)
+    t, share = (jnp.asarray(x, z.dtype)[None] / 2 for x in (1 + POINTS, WEIGHTS))
+    along = length[:, None] * t
+    a = scale_factor_at(low[:, None] + along, table)
+    density = jnp.interp(1 / a - 1, z, number, left=0, right=0) / jnp.trapezoid(number, z) * table.E(a)
+    strength = -_C1 * table.cosmo.Omega_cb * amplitude * (a * (1 + _PIVOT)) ** -power / table.D1(a)
+    values = strength * density / HUBBLE_DISTANCE * length[:, None] * share
+    return matmul(first, jnp.sum(values, 1)) + matmul(slope, jnp.sum(values * along, 1))
+
+
+@partial(jit, static_argnames="shells")
+def _weights(distance: Array, share: Array, table: GrowthTable, *, shells: Shells) -> Array:
+    distance = jnp.maximum(distance, 1e-3)
+    low, length, first, slope = (jnp.asarray(x, distance.dtype) for x in shells.pieces)
+    t, weight = (jnp.asarray(x, distance.dtype)[None] / 2 for x in (1 + POINTS, WEIGHTS))
+
+    def integrals(low: Array, length: Array, efficiency: Callable[[Array], Array]) -> tuple[Array, Array]:
+        """Integrals over each piece of the kernel, and of the kernel times the distance from the start of the piece."""
+        along = length[:, None] * t
+        x = low[:, None] + along
+        values = transverse_distance(x, table) / scale_factor_at(x, table) * efficiency(x) * length[:, None] * weight
+        return jnp.sum(values, 1), jnp.sum(values * along, 1)
+
+    def efficiency(x: Array, source: Array) -> Array:
+        behind = jnp.maximum(source - x, 0)
+        return transverse_distance(behind, table) / transverse_distance(source, table)
+
+    def of_all(x: Array) -> Array:
+        """Efficiency for the sources behind the whole piece."""
+        seen = jnp.where(distance[None] >= (low + length)[:, None], share[None], 0)
+        return jnp.sum(seen[:, None] * efficiency(x[..., None], distance[None, None]), axis=-1)
+
+    # The kernel has a kink at a source: the piece around it is integrated up to the source.
+    i = jnp.clip(jnp.searchsorted(low, distance, side="right") - 1, 0, len(low) - 1)
+    inside = jnp.where(distance < low[i] + length[i], jnp.maximum(distance - low[i], 0), 0)
+    pieces = integrals(low, length, of_all)
+    parts = integrals(low[i], inside, lambda x: share[:, None] * efficiency(x, distance[:, None]))
+    total = matmul(first, pieces[0]) + matmul(slope, pieces[1])
+    total += matmul(first[:, i], parts[0]) + matmul(slope[:, i], parts[1])
+    return 1.5 * table.cosmo.Omega_cb / HUBBLE_DISTANCE**2 * total
+
+
+def source_distances(source: Source, table: GrowthTable, nearest: float) -> tuple[Array, Array]:
+    """Distances of the sources and their shares."""
+    if isinstance(source, tuple) and len(source) == 2:
+        z, number = (jnp.asarray(real(x, "source")) for x in source)
+        if z.ndim != 1 or z.shape != number.shape or len(z) < 2:
+            raise ArgumentError("source", z.shape, "must be redshifts and as many numbers", "pass (z, n)")
+        if not is_traced(z):
+            check_ascending(z, "source")
+        shares = np.ones(1) if is_traced(number) else np.asarray(number)  # JAX would trace operations on constants
+        if not (np.isfinite(shares).all() and shares.min() >= 0 and shares.max() > 0):
+            constraint = "has numbers per redshift that are not finite, negative, or all 0"
+            raise ArgumentError("source", number, constraint, "pass (z, n) with n of 0 or more", show_value=False)
+        share = _shares(z, number)
+    else:
+        z = jnp.asarray(real(source, "source")).reshape(-1)
+        if z.shape != (1,):
+            raise ArgumentError("source", z.shape, "must be one redshift", "pass (z, n) for a distribution")
+        share = jnp.ones_like(z)
+    _check_redshifts(z, table, nearest)
+    return _distances(z, table), share
+
+
+@jit
+def _shares(z: Array, number: Array) -> Array:
+    width = jnp.concatenate([z[1:2] - z[:1], z[2:] - z[:-2], z[-1:] - z[-2:-1]]) / 2
+    return number * width / jnp.sum(number * width)
+
+
+@jit
+def _distances(z: Array, table: GrowthTable) -> Array:
+    return comoving_distance(1 / (1 + z), table)
+
+
+def _check_redshifts(z: Array, table: GrowthTable, nearest: float) -> None:
+    """Raise ValueError unless all values are redshifts up to 1000, some beyond the nearest shell."""
+    if is_traced(z):
+        return
+    if not ((np.asarray(z) >= 0) & (np.asarray(z) <= _FARTHEST)).all():
+        raise ArgumentError("source", np.asarray(z).tolist(), f"must be redshifts from 0 to {_FARTHEST:g}")
+    if is_traced(table):
+        return
+    with jax.ensure_compile_time_eval():
+        farthest = float(np.max(np.asarray(_distances(z, table))))
+    if farthest <= nearest:
+        constraint = f"at {farthest:.4g} Mpc/h is nearer than the nearest shell, from {nearest:g} Mpc/h on"
+        raise ArgumentError("source", float(np.max(np.asarray(z))), constraint, "use farther sources or nearer shells")
+
+
+def coverage_warning(cone: LightCone, table: GrowthTable, source: Source) -> str | None:
+    """Warning about a part of the lensing weight outside the shells of a light cone; traced values are not checked."""
+    if is_traced((table, source)):
+        return None
+    with jax.ensure_compile_time_eval():
+        distance, share = source_distances(source, table, cone.edges[0])
+        farthest = float(jnp.max(distance))
+        inside, whole = (
+            float(jnp.sum(_weights(distance, share, table, shells=shells)))
+            for shells in (cone.shells, Shells((0.0, farthest), 1, "nearest"))
+        )
+    if (outside := 1 - inside / whole) < _UNCOVERED:
+        return None
+    shells = f"{cone.edges[0]:g} to {cone.edges[-1]:g} Mpc/h"
+    z = np.asarray(source[0] if isinstance(source, tuple) else source)
+    return (
+        f"shells of {shells} leave out {outside:.0%} of the lensing weight of sources up to z = {z.max():g}; use "
+        f"shells of 0 to {farthest:.4g} Mpc/h"
+    )
