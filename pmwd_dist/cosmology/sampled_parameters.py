@@ -20,14 +20,16 @@ class SampledParameter(NamedTuple):
       note: description of the key; empty: the key itself.
     """
 
-    enters: Literal["cosmology", "modes", "bias", "noise"]
+    enters: Literal["cosmology", "modes", "bias", "noise", "lensing"]
     symbol: str
     prior: str
     bound: Literal["", "positive", "not negative"] = ""
     note: str = ""
 
 
-_cosmology, _bias, _noise = (partial(SampledParameter, place) for place in ("cosmology", "bias", "noise"))
+_cosmology, _bias, _noise, _lensing = (
+    partial(SampledParameter, place) for place in ("cosmology", "bias", "noise", "lensing")
+)
 PARAMETERS: dict[str, SampledParameter] = {
     "sigma8": _cosmology(
         r"\sigma_8", 'kind = "normal", mean = 0.8, sd = 0.15, low = 0.1', "positive", "sigma8; bound it from below"
@@ -61,10 +63,26 @@ PARAMETERS: dict[str, SampledParameter] = {
     "nbar": _noise(r"\bar n", 'kind = "lognormal", median = 2.0, sd = 0.3', "positive", "likelihood.nbar"),
     "dispersion": _noise(r"\alpha", 'kind = "lognormal", median = 0.2, sd = 0.5', "positive", "likelihood.dispersion"),
     "template": _noise("A", 'kind = "normal", mean = 0.0, sd = 0.1', note="the amplitude of each of data.templates"),
+    "delta_z": _lensing(
+        r"\Delta z",
+        'kind = "normal", mean = 0.0, sd = 0.01',
+        note="the shift of the redshifts of each source of [observe.light_cone]; its numbers may be lists, of one for "
+        "each",
+    ),
+    "m": _lensing("m", 'kind = "normal", mean = 0.0, sd = 0.01', note="the multiplicative bias of each source"),
+    "A_IA": _lensing(
+        r"A_{\mathrm{IA}}", 'kind = "normal", mean = 0.5, sd = 1.0', note="the amplitude of intrinsic alignments"
+    ),
+    "eta_IA": _lensing(
+        r"\eta_{\mathrm{IA}}",
+        'kind = "normal", mean = 0.0, sd = 2.0',
+        note="the power of their (1 + z) / 1.62",
+    ),
 }
 SYMBOLS = {name: x.symbol for name, x in PARAMETERS.items() if x.symbol}
 KEYS = {name: name.replace("Omega", "omega") for name in PARAMETERS}  # of [priors]
 BIASES = tuple(name for name, x in PARAMETERS.items() if x.enters == "bias")
+OF_SOURCES = ("delta_z", "m")  # NAME_0, NAME_1, ..., one for each map
 NAMES = {KEYS[name]: name for name, x in PARAMETERS.items() if x.prior}
 
 

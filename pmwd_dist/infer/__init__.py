@@ -26,6 +26,7 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.infer.gaussian import Gaussian as Gaussian
     from pmwd_dist.infer.lensing import Convergence as Convergence
     from pmwd_dist.infer.lensing import ShapeNoise as ShapeNoise
+    from pmwd_dist.infer.lensing import Shear as Shear
     from pmwd_dist.infer.likelihoods import Likelihood as Likelihood
     from pmwd_dist.infer.model import Model as Model
     from pmwd_dist.infer.model import Posterior as Posterior

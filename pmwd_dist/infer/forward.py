@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY
 from numbers import Real
-from typing import Any, ClassVar, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import equinox as eqx
 import jax
@@ -65,11 +65,9 @@ class ForwardModel(eqx.Module):
     Attributes:
       config: configuration of the simulation.
       names: names of the parameters that need a prior.
-      optional: names of the parameters that it uses where they have a prior.
     """
 
     config: eqx.AbstractVar[Config]
-    optional: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def __call__(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> Any:
@@ -78,6 +76,11 @@ class ForwardModel(eqx.Module):
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the parameters that need a prior."""
+        return ()
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """Names of the parameters that it uses where they have a prior."""
         return ()
 
     @property
@@ -162,7 +165,6 @@ class CosmologicalModel(ForwardModel):
     sampled are those of the cosmology.
     """
 
-    optional: ClassVar[tuple[str, ...]] = (*COSMOLOGY, "f_nl")
     config: Config = eqx.field(static=True)
     cosmo: Cosmology | GrowthTable
     _: KW_ONLY
@@ -175,6 +177,11 @@ class CosmologicalModel(ForwardModel):
         self.cosmo = growth_table_to(self.config.lpt_order, self.cosmo)
         power = self.of_cosmology or self.linear_power  # the former in `dataclasses.replace`
         self.linear_power = _fixed_power(self.config, self.table.cosmo, power, normalise=self.normalise)
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """Names of the parameters of the cosmology, and f_nl."""
+        return (*COSMOLOGY, "f_nl")
 
     @property
     def table(self) -> GrowthTable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -37,7 +37,7 @@ class Likelihood(eqx.Module):
       positive: names of all parameters that must be positive; by default this one.
     """
 
-    quantity: ClassVar[str] = "data"
+    quantity = "data"
     mask = None  # without types, so that fields of subclasses may replace them
     name = None
 
@@ -81,6 +81,11 @@ class Likelihood(eqx.Module):
     def residual(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array | None:
         """Data minus field in units of the noise, 0 without data unless modes are weighted; None: unknown."""
         return None
+
+    def statistics(self, residual: Array) -> dict[str, Array]:
+        """Further statistics of residuals of maps, by name, for checks of the fit; default: none."""
+        del residual
+        return {}
 
 
 def log_positive(field: Array) -> Array:

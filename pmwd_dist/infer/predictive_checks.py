@@ -57,8 +57,9 @@ def check_fit(posterior: Posterior, noise: Array, parameters: Mapping[str, Array
     """Compare data with replications by the draws of a posterior, by name of the statistic.
 
     Statistics of residuals are their variance, their skewness, and in bands of wavenumbers their power and their
-    correlation with the prediction. Statistics of the initial modes are their skewness and their power. Maps have no
-    bands. Likelihoods without a `residual` have checks of the initial modes only.
+    correlation with the prediction. Statistics of the initial modes are their skewness and their power. Maps have the
+    `statistics` of their likelihood in place of bands. Likelihoods without a `residual` have checks of initial modes
+    only.
 
     Args:
       posterior: posterior, given the data.
@@ -176,7 +177,9 @@ def _compared(model: Any, data: Array, draws: Any) -> dict[str, tuple[Array, Arr
         def statistics(data: Array, noise: Array) -> dict[str, Array]:
             residual = likelihood.residual(data, field, numbers, config)
             of_modes = _powers("initial modes", noise, config) | {"skewness of initial modes": _skewness(noise)}
-            return of_modes if residual is None else _of_residual(residual, field, config) | of_modes
+            if residual is None:
+                return of_modes
+            return _of_residual(residual, field, config) | likelihood.statistics(residual) | of_modes
 
         def replication(key: Array) -> dict[str, Array]:
             keys = jax.random.split(key)

@@ -26,6 +26,17 @@ def maps(decomposition: Any, sources: Any = (0.02, 0.05), **changes: Any) -> inf
     return infer.Convergence(config, jax_cosmo.Planck15(), cone, sources, **(VIEW | changes))
 
 
+Z = np.linspace(0.005, 0.045, 17)
+BINS = [(Z, np.sin(np.linspace(0, np.pi, 17)) ** 2), (Z, np.linspace(0, 1, 17))]
+SYSTEMATICS = {"delta_z_0": 0.002, "delta_z_1": -0.001, "m_0": 0.1, "m_1": -0.2, "A_IA": 1.5, "eta_IA": 0.7}
+
+
+def shear_of(cone: Any = None, **changes: Any) -> infer.Shear:
+    flat = maps((1, 1))
+    view = {} if cone is not None else VIEW | changes
+    return infer.Shear(flat.config, jax_cosmo.Planck15(), cone or flat.cone, BINS, **view)
+
+
 def posterior(forward: infer.Convergence) -> tuple[infer.Posterior, Any]:
     model = infer.Model(forward.config, forward, PRIORS, infer.ShapeNoise(forward, 1e-4, mask=np.eye(4)))
     position = model.draw(jax.random.key(0), sigma8=0.85)
@@ -64,6 +75,104 @@ def test_log_density_agrees_with_the_maps(one_device: Any, seen: Any) -> None:
     noise, u = position["noise"], position["parameters"]["sigma8"]
     expected = -0.5 * (chi2 + np.sum(noise**2) + u**2)
     np.testing.assert_allclose(logdensity, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("sky", ["flat", pytest.param("sphere", marks=pytest.mark.slow)])
+def test_systematics_change_shear_and_its_slopes(sky: str) -> None:
+    """Values are those of shifted bins with alignments, slopes those of differences."""
+    forward = shear_of()
+    if sky == "sphere":
+        forward = shear_of(pmd.observe.SphericalLightCone(forward.config, EDGES, 2, shell_assignment="linear"))
+    rng, table = np.random.default_rng(3), pmd.growth_table(jax_cosmo.Planck15())
+    mass = jax.numpy.asarray(rng.random((2, 8, 8) if sky == "flat" else (2, 48)))
+    names, x = list(SYSTEMATICS), jax.numpy.array(list(SYSTEMATICS.values()))
+    along = rng.standard_normal(len(names)) * 0.01
+
+    @jax.jit
+    def look(x: Any) -> Any:
+        return jax.jvp(lambda x: forward._maps(mass, table, dict(zip(names, x, strict=True))), (x,), (along,))
+
+    (found, slope), (high, _), (low, _) = (look(x + t * along) for t in (0, 1e-4, -1e-4))
+    assert found.shape == forward.shape and set(names[:5]) <= set(forward.optional)
+    np.testing.assert_allclose(slope, (high - low) / 2e-4, rtol=1e-6, atol=1e-9 * np.abs(slope).max())
+    (z, one), (_, two) = BINS
+    bins, view = [(z + 0.002, one), (z - 0.001, two)], VIEW if sky == "flat" else {}
+    expected = pmd.observe.shear(mass, table, forward.cone, source=bins, alignment=(1.5, 0.7), **view)
+    np.testing.assert_allclose(found[0], 1.1 * expected[0], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found[1], 0.8 * expected[1], rtol=1e-9, atol=1e-12)
+
+
+def test_one_distribution_is_one_map() -> None:
+    assert maps((1, 1), sources=BINS[0]).shape == maps((1, 1), sources=0.05).shape == (1, 4, 4)
+
+
+@pytest.mark.slow
+def test_slopes_of_the_density_by_systematics_are_those_of_differences() -> None:
+    """And a power of alignments without an amplitude is a prior without effect."""
+    forward = shear_of()
+    priors = {name: infer.Normal(0.0, 1.0) for name in SYSTEMATICS}
+    noise = infer.ShapeNoise(forward, counts=np.arange(16).reshape(4, 4))
+    model = infer.Model(forward.config, forward, priors, noise)
+    position = model.draw(jax.random.key(0), **SYSTEMATICS)
+    own = model.condition(model.mock(jax.random.key(1), position))
+    of_parameters = jax.jit(jax.value_and_grad(lambda x: own.logdensity(position | {"parameters": x})))
+    x, h = position["parameters"], 1e-5
+    _, slopes = of_parameters(x)
+    for name in SYSTEMATICS:
+        high, low = (of_parameters(x | {name: x[name] + t})[0] for t in (h, -h))
+        np.testing.assert_allclose(slopes[name], (high - low) / (2 * h), rtol=1e-5, err_msg=name)
+    idle = infer.Model(forward.config, forward, {"eta_IA": priors["eta_IA"]}, noise)
+    with pytest.raises(ValueError, match="holds eta_IA, which neither"):
+        idle.condition(own.data)
+
+
+def test_noise_of_shear_follows_the_number_in_each_pixel() -> None:
+    forward = shear_of()
+    counts = np.arange(32.0).reshape(2, 4, 4)
+    noise = infer.ShapeNoise(forward, counts=counts, ellipticity=0.3, mask=np.arange(16).reshape(4, 4) != 5)
+    draws = jax.vmap(lambda key: noise.draw(key, jax.numpy.zeros(forward.shape), {}, forward.config))
+    found = np.asarray(draws(jax.random.split(jax.random.key(0), 2000))).std(axis=0)
+    expected = 0.3 / np.sqrt(np.maximum(counts, 1))[:, None]
+    np.testing.assert_allclose(found, np.broadcast_to(expected, forward.shape), rtol=0.07)
+    data = np.ones(forward.shape)
+    data[0, :, 0, 0] = np.nan  # without galaxies
+    data[:, :, 1, 1] = np.nan  # behind the mask
+    noise.check(data, forward.config)
+    residual = np.asarray(noise.residual(jax.numpy.asarray(data), jax.numpy.zeros(forward.shape), {}, forward.config))
+    hidden = np.isnan(data)
+    np.testing.assert_array_equal(residual == 0, hidden)
+    np.testing.assert_allclose(residual[~hidden], np.broadcast_to(1 / expected, data.shape)[~hidden])
+
+
+def test_statistics_of_residuals_tell_e_from_b_modes() -> None:
+    """They are 1 for noise, and where the components are turned by 45 degrees the power of one is that of the other."""
+    noise = infer.ShapeNoise(shear_of(), 1.0)
+    draws = jax.numpy.asarray(np.random.default_rng(4).standard_normal((500, 2, 2, 16, 16)))
+    powers = jax.jit(jax.vmap(noise.statistics))(draws)
+    assert set(powers) == {f"power of {x} modes of residuals at l {y} 72" for x in "EB" for y in "<>"}
+    for values in powers.values():
+        np.testing.assert_allclose(values.mean(), 1, atol=4 * values.std() / 500**0.5)
+    turned = noise.statistics(jax.numpy.stack([-draws[0, :, 1], draws[0, :, 0]], axis=1))
+    for name, value in turned.items():
+        other = name.replace("E modes", "X").replace("B modes", "E modes").replace("X", "B modes")
+        np.testing.assert_allclose(value, powers[other][0], rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_the_check_of_the_fit_passes_with_the_truth_and_fails_with_another_n_z() -> None:
+    forward = shear_of(pixels=16)
+    model = infer.Model(forward.config, forward, PRIORS, infer.ShapeNoise(forward, 1e5, mask=np.eye(16) == 0))
+    position = model.draw(jax.random.key(0), sigma8=0.85)
+    data = model.mock(jax.random.key(1), position)
+    nearer = eqx.tree_at(lambda m: m.forward.sources, model, ((Z, BINS[0][1]), (Z, BINS[1][1][::-1].copy())))
+    noise, parameters = jax.numpy.stack([position["noise"]] * 2), {"sigma8": jax.numpy.full(2, 0.85)}
+    for own, fine in ((model, True), (nearer, False)):
+        checks = infer.check_fit(own.condition(data), noise, parameters, jax.random.key(2))
+        of_maps = {name: check.p for name, check in checks.items() if "initial" not in name}
+        assert len(of_maps) == 7
+        assert (min(of_maps.values()) > 0.01 / len(of_maps)) == fine
+        b_modes = [p for name, p in of_maps.items() if "B modes" in name]
+        assert min(b_modes) > 0.01 / len(of_maps)  # lensing has none
 
 
 @pytest.mark.slow
@@ -154,6 +263,14 @@ def test_noise_follows_the_number_of_galaxies_in_a_pixel(one_device: Any) -> Non
         (lambda f: maps((1, 1), solver="euler"), "solver='euler' must be a solver"),
         (lambda f: infer.ShapeNoise(f, -1.0), "density=-1.0 must be a finite number, 1e-30 or more"),
         (lambda f: infer.ShapeNoise(f, 1.0, ellipticity=np.nan), "ellipticity=nan must be a finite number"),
+        (lambda f: infer.ShapeNoise(f), "density=None must be given, or counts; pass one of them"),
+        (lambda f: infer.ShapeNoise(f, 1.0, counts=np.ones((4, 4))), "density=1.0 must be given, or counts"),
+        (lambda f: infer.ShapeNoise(f, counts=np.ones((3, 4))), r"counts.shape=\(3, 4\) must be \(2, 4, 4\) or \(4, 4"),
+        (lambda f: infer.ShapeNoise(f, counts=-np.ones((4, 4))), "counts must be a finite number, 0 or more"),
+        (
+            lambda f: infer.ShapeNoise(f, counts=1 - np.eye(4), mask=np.eye(4)),
+            "counts are 0 in all pixels that the mask",
+        ),
         (lambda f: infer.ShapeNoise(3, 1.0), "maps must be a Convergence"),  # type: ignore[arg-type]
         (lambda f: infer.ShapeNoise(f, (1.0, 2.0, 3.0)), "one for each of 2 maps"),
         (lambda f: infer.ShapeNoise(f, 1.0, mask=np.ones((3, 3))), r"mask.shape=\(3, 3\) must be"),

@@ -99,6 +99,67 @@ def test_maps_of_lensing_are_data(tmp_path: Path) -> None:
             plan_of(tmp_path / "run", text=text)
 
 
+SHEAR = (
+    LENSING.replace("sources = [0.02, 0.04]\n", "")
+    .replace("density = [10.0, 20.0]", 'quantity = "shear"\n[data]\ncounts = "counts.npy"\nmask = "mask.npy"')
+    .replace("[start]", 'delta_z = { kind = "normal", mean = [0.0, 0.1], sd = [1e-3, 2e-3] }\n[start]')
+    .replace(
+        "[start]", 'm = { kind = "normal", mean = 0, sd = 1 }\nA_IA = { kind = "uniform", low = -1, high = 1 }\n[start]'
+    )
+    + """
+[[observe.light_cone.bins]]
+z = [0.01, 0.02, 0.03]
+n = [0.0, 1.0, 0.0]
+[[observe.light_cone.bins]]
+z = [0.01, 0.02, 0.04]
+n = 1
+"""
+)
+
+
+@pytest.mark.usefixtures("no_checks")
+def test_shear_with_a_number_of_galaxies_in_each_pixel_is_data(tmp_path: Path) -> None:
+    counts, mask = np.arange(32.0).reshape(2, 4, 4), np.ones((4, 4))
+    mask[1, 1] = 0
+    for name, values in {"counts": counts, "mask": mask}.items():
+        np.save(tmp_path / f"{name}.npy", values)
+    plan = plan_of(tmp_path / "run", text=SHEAR)
+    model = plan.model
+    there = np.broadcast_to((counts > 0)[:, None] & (mask > 0), (2, 2, 4, 4))
+    np.testing.assert_array_equal(np.asarray(model.likelihood.mask) > 0, there)
+    np.testing.assert_allclose(model.likelihood.sigma[:, 1, 0, 1:], 0.26 / np.sqrt(counts[:, 0, 1:]))
+    shifts = {name: (prior.mean, prior.sd) for name, prior in model.priors.items() if name.startswith("delta_z")}
+    assert shifts == {"delta_z_0": (0.0, 1e-3), "delta_z_1": (0.1, 2e-3)}
+    assert {"m_0", "m_1", "A_IA"} <= model.priors.keys()
+    prepare_folder(plan)
+    drawn = draw_mock(plan)
+    assert drawn["data"].shape == (2, 2, 4, 4)
+    draws = {name: np.full((2, 4), float(np.asarray(prior.forward(0.0)))) for name, prior in model.priors.items()}
+    still, noise = np.zeros((2, 4)), np.stack([drawn["noise"]] * 2)
+    chain = infer.Chain(draws, still, still, still, still + 1, 16, 0, noise[0], noise[0], noise[None])
+    judged = make_verdict(plan, model.condition(drawn["data"]), chain, drawn, Log(plan.folder, unexpected))
+    assert {"maps.png", "angular.png"} <= set(judged.files)
+    wrong = {
+        "priors.A_IA: intrinsic alignments need n": SHEAR.partition("[[")[0],
+        "priors.eta_IA: has no effect without A_IA": SHEAR.replace("A_IA", "eta_IA"),
+        "priors.delta_z = .*: has lists; use one for each of 2 sources": SHEAR.replace("[0.0, 0.1]", "[0.0]").replace(
+            "[1e-3, 2e-3]", "1"
+        ),
+        "priors.delta_z = .*: has lists of several lengths": SHEAR.replace("[1e-3, 2e-3]", "[1e-3]"),
+        "priors.sigma8 = .*: has lists; use one number": SHEAR.replace("mean = 1.5", "mean = [1.5, 2.0]"),
+        "likelihood.density: data.counts hold the galaxies": SHEAR.replace('quantity = "shear"', "density = 1.0"),
+        "data.counts = .*: No such file": SHEAR.replace("counts.npy", "none.npy"),
+        "data.counts: is of likelihood.kind": SMALL + '[data]\ncounts = "counts.npy"\n',
+        "likelihood.quantity: is of likelihood.kind": SMALL.replace("sigma = 0.5", 'sigma = 0.5\nquantity = "shear"'),
+        "priors.m: is of likelihood.kind": SMALL.replace(
+            "[start]", 'm = { kind = "normal", mean = 0, sd = 1 }\n[start]'
+        ),
+    }
+    for message, text in wrong.items():
+        with pytest.raises(SettingsError, match=message):
+            plan_of(tmp_path / "wrong", text=text)
+
+
 def test_galaxies_on_a_light_cone_are_data(tmp_path: Path) -> None:
     """A mock of counts, the log density and its slope for two chains at once, and rules on the keys."""
     plan = plan_of(tmp_path / "run", text=CONE)

@@ -30,9 +30,10 @@ def make_likelihood(settings: InferenceSettings, forward: Any, data: Mapping[str
             options = {"selection": data.get("data.selection"), "bins": data.get("data.bins")}
             return infer.Poisson(number("nbar"), dispersion=number("dispersion"), **options, **common)
         case "lensing":
-            density = section.density or ()
-            each = density[0] if len(density) == 1 else density
-            return infer.ShapeNoise(forward, each, ellipticity=section.ellipticity, mask=common["mask"])
+            density, counts = section.density, data.get("data.counts")
+            each = density[0] if density is not None and len(density) == 1 else density
+            options = {"ellipticity": section.ellipticity, "mask": common["mask"], "counts": counts}
+            return infer.ShapeNoise(forward, each, **options)
 
 
 def unusual_data(settings: InferenceSettings, data: np.ndarray, selection: np.ndarray | None) -> str | None:
@@ -41,7 +42,7 @@ def unusual_data(settings: InferenceSettings, data: np.ndarray, selection: np.nd
     if section.kind == "gaussian" and not 0.5 < mean < 2:
         return f"the mean is {mean:.3g}; densities are in units of the mean, 1 + delta"
     if section.kind == "lensing" and largest > 1:
-        return f"values reach {largest:.3g}; a convergence is far below 1"
+        return f"values reach {largest:.3g}; a {section.quantity} is below 1, noise included"
     expected = (section.nbar or mean) * (1.0 if selection is None else float(selection.mean()))
     if section.kind == "poisson" and section.nbar is not None and not 0.5 < mean / expected < 2:
         return f"the mean is {mean:.3g} galaxies in a cell, and likelihood.nbar expects {expected:.3g}"

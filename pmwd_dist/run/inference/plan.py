@@ -20,7 +20,7 @@ from pmwd_dist._files import message
 from pmwd_dist._jax.program import filter_jit
 from pmwd_dist.cosmology.parameters import Parameters
 from pmwd_dist.cosmology.sampled import cosmology_at
-from pmwd_dist.cosmology.sampled_parameters import BIASES, KEYS, NAMES, PARAMETERS, split_index
+from pmwd_dist.cosmology.sampled_parameters import BIASES, KEYS, NAMES, OF_SOURCES, PARAMETERS, split_index
 from pmwd_dist.infer.chain.folder import chain_files
 from pmwd_dist.infer.constants import TRAJECTORIES
 from pmwd_dist.infer.likelihoods import data_warning, shown
@@ -29,7 +29,7 @@ from pmwd_dist.infer.tuning.saved import kind_of
 from pmwd_dist.infer.tuning.schedule import block_length
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.observe.redshift_space import redshift_space
-from pmwd_dist.parallel.distributed import from_main
+from pmwd_dist.parallel.distributed import from_main, to_host
 from pmwd_dist.pm.lpt import lpt
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.data_files import NOISE, read_files, read_noise
@@ -51,6 +51,7 @@ VERDICT = (
 _ARGUMENTS = {
     "data": "data.file",
     "mask": "data.mask",
+    "counts": "data.counts",
     "selection": "data.selection",
     "bins": "data.bins",
     "data.shape": "data.file",
@@ -184,7 +185,7 @@ class InferencePlan(Plan):
             + ("galaxies on the light cone" if model.light_cone else f"line of sight {model.line_of_sight}"),
             f"resolution  {resolution_line(self.simulation, self.largest_wavenumber)}",
             f"data        {settings.data.file}, {likelihood.kind} noise "
-            f"{'sampled' if noise is None else toml_value(noise)}",
+            f"{toml_value(noise) if noise is not None else settings.data.counts or 'sampled'}",
             f"parameters  {sampled}",
             f"chains      {sampler.chains} of {sampler.method} from {settings.start.begin}, {sampler.tuning_steps} "
             f"tuning steps and {sampler.steps}; seed {settings.noise.seed}",
@@ -247,7 +248,7 @@ def _zeldovich(model: infer.Model, key: Array, axis: str) -> Array:
 
 def _of_data(plan: InferencePlan, data: np.ndarray) -> list[str]:
     """Warnings about constant data, or data in other units than the model."""
-    mask, selection = plan.data.get("data.mask"), plan.data.get("data.selection")
+    mask, selection = to_host(plan.model.likelihood.mask), plan.data.get("data.selection")
     if warning := data_warning(data, mask, density=isinstance(plan.model.likelihood, infer.Gaussian)):
         return [f"the data {warning}"]
     has_data = shown(mask, data.shape)
@@ -294,6 +295,8 @@ def make_model(settings: InferenceSettings, simulation: SimulationSetup, data: d
     counts = {"template": len(data.get("data.templates", ()))}
     if isinstance(likelihood, infer.Poisson) and likelihood.bins is not None:
         counts["nbar"] = len(likelihood.means)
+    if isinstance(forward, infer.Convergence):
+        counts |= dict.fromkeys(OF_SOURCES, len(forward.sources))
     priors = settings.priors.distributions(counts)
     nothing = np.zeros(forward.layout[0])  # until a mock is drawn
     with np.errstate(over="ignore"):
@@ -334,7 +337,8 @@ def _maps(settings: InferenceSettings, simulation: SimulationSetup, **options: A
     view = wanted.view(cone, simulation.seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `check` returns them
-        return infer.Convergence(simulation.config, simulation.cosmo, cone, wanted.sources, **view, **options)
+        kind = infer.Shear if settings.likelihood.quantity == "shear" else infer.Convergence
+        return kind(simulation.config, simulation.cosmo, cone, wanted.lensed, **view, **options)
 
 
 def truth_of(plan: InferencePlan) -> dict[str, float]:
@@ -352,7 +356,7 @@ def truth_of(plan: InferencePlan) -> dict[str, float]:
 
 def _read_files(settings: InferenceSettings) -> tuple[dict[str, np.ndarray], list[str]]:
     """Arrays of the files by key, and problems."""
-    named = {f"data.{name}": getattr(settings.data, name) for name in ("file", "mask", "selection", "bins")}
+    named = {f"data.{name}": getattr(settings.data, name) for name in ("file", "mask", "counts", "selection", "bins")}
     files = {key: value for key, value in named.items() if value not in (None, "mock")}
     if isinstance(settings.likelihood.sigma, str):
         files["likelihood.sigma"] = settings.likelihood.sigma
@@ -366,7 +370,11 @@ def _read_files(settings: InferenceSettings) -> tuple[dict[str, np.ndarray], lis
             arrays[key] = np.stack([found[key] for found, _ in templates])
         return arrays, problems
     one = (cone.rays, cone.rays) if cone.sky == "flat" else (pixel_count(cone.nside),)
-    return read_files(files, (len(cone.sources), *one), one)
+    several, components = len(cone.lensed), (2,) if settings.likelihood.quantity == "shear" else ()
+    observed = {key: value for key, value in files.items() if key == "data.file"}
+    arrays, problems = read_files(observed, (several, *components, *one), one)
+    others = read_files({key: value for key, value in files.items() if key not in observed}, (several, *one), one)
+    return arrays | others[0], problems + others[1]
 
 
 def _translated(error: ArgumentError, settings: InferenceSettings) -> str:

@@ -17,6 +17,7 @@ from pmwd_dist._jax.program import filter_jit, jit
 from pmwd_dist.infer.likelihoods import shown
 from pmwd_dist.io.arrays import Arrays
 from pmwd_dist.observe.angular_power import AngularPower, angular_power
+from pmwd_dist.observe.lensing import kaiser_squires
 from pmwd_dist.observe.power import CrossPower, cross_power
 from pmwd_dist.parallel.distributed import to_devices, to_host
 from pmwd_dist.run.inference.memory import MOST_FIELDS
@@ -125,13 +126,28 @@ def _angular(posterior: infer.Posterior, observed: np.ndarray, drawn: np.ndarray
     """Multipoles, and C_l of the data and their predictions for each map, 0 behind the mask."""
     forward: Any = posterior.model.forward
     panels, ell, there = Panels(), np.zeros(0), observed_cells(posterior)
-    for i, z in enumerate(getattr(forward, "sources", ())):
+    for i, name in enumerate(_names_of_sources(forward)):
         maps = np.where(there[i], np.concatenate([observed[None, i], drawn[:, i]]), 0)
-        found = jax.device_get(_angular_powers(jnp.asarray(maps), getattr(forward, "field", None)))
-        some = found.modes[0] > 0
-        ell, curves = found.ell[0, some], found.power[:, some]
-        panels[f"predicted $C_\\ell$, $z = {float(z):g}$"] = curves[1:], curves[0], "data"
+        for modes, values in _components(forward, maps).items():
+            found = jax.device_get(_angular_powers(jnp.asarray(values), getattr(forward, "field", None)))
+            some = found.modes[0] > 0
+            ell, curves = found.ell[0, some], found.power[:, some]
+            panels[f"predicted $C_\\ell$, {name}{modes}"] = curves[1:], curves[0], "data"
     return ell, panels
+
+
+def _names_of_sources(forward: Any) -> list[str]:
+    """Redshift or number of the source of each map."""
+    sources = getattr(forward, "sources", ())
+    return [f"bin {i}" if isinstance(z, tuple) else f"$z = {float(z):g}$" for i, z in enumerate(sources, 1)]
+
+
+def _components(forward: Any, maps: np.ndarray) -> dict[str, np.ndarray]:
+    """Maps of the convergence, or of the E and B modes of the shear, of shape (maps, ...)."""
+    if not isinstance(forward, infer.Shear):
+        return {"": maps}
+    modes = np.asarray(jax.lax.map(kaiser_squires, jnp.asarray(maps)))
+    return {", E modes": modes[:, 0], ", B modes": modes[:, 1]}
 
 
 @partial(jit, static_argnames="side")
@@ -150,12 +166,19 @@ def observed_plane(posterior: infer.Posterior) -> int:
 
 
 def _maps(posterior: infer.Posterior, data: Arrays, predicted: Any) -> Images:
-    """Maps of a flat sky for each source: the data and the mean prediction, where there are data."""
+    """Maps of a flat sky for each source: the data and the mean prediction, where there are data.
+
+    Shear is shown by its E modes.
+    """
     images: Images = []
-    sources = getattr(posterior.model.forward, "sources", None)
-    if sources is None or np.ndim(predicted) != 4:
+    forward: Any = posterior.model.forward
+    if getattr(forward, "field", None) is None:
         return images
-    both = (np.where(observed_cells(posterior), x, np.nan) for x in (data["data"], np.mean(predicted, axis=0)))
-    for observed, mean, z in zip(*both, sources, strict=True):
-        images += [(f"data, $z = {z:g}$", observed), ("mean prediction", mean)]
+    there = observed_cells(posterior)
+    both = (np.where(there, x, 0) for x in (data["data"], np.mean(predicted, axis=0)))
+    shown = [next(iter(_components(forward, x).values())) for x in both]
+    there = there[:, 0] if isinstance(forward, infer.Shear) else there
+    for observed, mean, mask, name in zip(*shown, there, _names_of_sources(forward), strict=True):
+        images += [(f"data, {name}", np.where(mask, observed, np.nan))]
+        images += [("mean prediction", np.where(mask, mean, np.nan))]
     return images

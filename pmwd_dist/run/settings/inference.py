@@ -20,7 +20,7 @@ from pmwd_dist.infer.priors import Prior
 from pmwd_dist.observe.assignment import Window
 from pmwd_dist.observe.shells import Assignment
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
-from pmwd_dist.run.settings.section import Distance, File, Section, Three, about, one_or_several
+from pmwd_dist.run.settings.section import Distance, File, Listed, Section, Three, about, one_or_several
 from pmwd_dist.run.settings.simulation import Settings
 from pmwd_dist.run.settings.writing import Raw, toml_value
 
@@ -32,20 +32,29 @@ _KINDS: dict[str, tuple[Any, set[str], set[str]]] = {
 }
 
 
+_Numbers = float | Annotated[tuple[float, ...], Listed]
+
+
 class PriorTable(Section):
     """The prior of a parameter."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     kind: Literal["normal", "uniform", "lognormal"]
-    mean: float | None = None
-    median: float | None = None
-    sd: float | None = None
-    low: float | None = None
-    high: float | None = None
+    mean: _Numbers | None = None
+    median: _Numbers | None = None
+    sd: _Numbers | None = None
+    low: _Numbers | None = None
+    high: _Numbers | None = None
 
-    def build(self) -> Prior:
-        """The prior.
+    @property
+    def lengths(self) -> set[int]:
+        """Numbers of values of the keys that are lists, one value for each of several parameters."""
+        values = self.model_dump(exclude={"kind"}).values()
+        return {len(value) for value in values if isinstance(value, tuple)}
+
+    def build(self, index: int = 0) -> Prior:
+        """The prior, or the one of a parameter of several.
 
         Raises:
           ValueError: keys that this kind lacks or has not, or values out of range.
@@ -57,7 +66,7 @@ class PriorTable(Section):
                 f", and may have {' and '.join(sorted(allowed))}" if allowed else ""
             )
             raise ValueError(f'of kind "{self.kind}" needs {takes}')
-        return make(**given)
+        return make(**{name: value[index] if isinstance(value, tuple) else value for name, value in given.items()})
 
 
 def _prior(value: object) -> object:
@@ -67,11 +76,14 @@ def _prior(value: object) -> object:
         raise ValueError("must be a table with a kind")  # noqa: TRY004
     try:
         table = PriorTable.model_validate(value)
-        table.build()
+        if len(table.lengths) > 1:
+            raise ValueError("has lists of several lengths")
+        for i in range(*table.lengths or {1}):
+            table.build(i)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ValueError(
-            f"has a wrong {'.'.join(map(str, first['loc'])) or 'value'}: {first['msg'].lower()}"
+            f"has a wrong {first['loc'][0] if first['loc'] else 'value'}: {first['msg'].lower()}"
         ) from error
     except ArgumentError as error:
         raise ValueError(f"has {error.argument} = {toml_value(error.value)}, which {error.reason}") from error
@@ -86,10 +98,16 @@ class Data(Section):
 
     file: File = about(
         'an .npy file, or "file.h5:/dataset": density in units of the mean, counts, '
-        'or convergence, of shape (sources, rays, rays); "mock": drawn from the model',
+        'convergence, of shape (sources, rays, rays), or shear, (sources, 2, rays, rays); "mock": drawn from the model',
         "mock",
     )
     mask: File | None = about("file with 1 where there are data, and 0 elsewhere", None, "survey.h5:/mask")
+    counts: File | None = about(
+        "file with the number of galaxies in each pixel, of all maps or one, in place of likelihood.density; pixels "
+        "without any have no data",
+        None,
+        "survey.h5:/counts",
+    )
     selection: File | None = about(
         "file with the fraction of the galaxies that is observed; of Poisson counts", None, "survey.h5:/selection"
     )
@@ -160,9 +178,10 @@ class LikelihoodSection(Section):
     """The noise of the data."""
 
     kind: Literal["gaussian", "poisson", "lensing"] = about(
-        "gaussian (densities), poisson (counts) or lensing (convergence of the sources of [observe.light_cone])",
+        "gaussian (densities), poisson (counts) or lensing (maps of the sources of [observe.light_cone])",
         "gaussian",
     )
+    quantity: Literal["convergence", "shear"] = about("maps of lensing: convergence or shear", "convergence")
     sigma: Annotated[float | File | None, BeforeValidator(_positive_or_file)] = about(
         "gaussian standard deviation in a cell, a number or a file with one for each, unless it has a prior", None, 0.5
     )
@@ -198,7 +217,9 @@ class LikelihoodSection(Section):
         gt=0,
     )
     density: Annotated[tuple[Annotated[float, Field(gt=0)], ...], BeforeValidator(one_or_several)] | None = about(
-        "lensed galaxies in a square arcminute, of lensing; one number, or one for each source", None, 10.0
+        "lensed galaxies in a square arcminute, of lensing; one number, or one for each source; or data.counts",
+        None,
+        10.0,
     )
     ellipticity: float = about("standard deviation of a component of their ellipticity", 0.26, gt=0)
 
@@ -227,12 +248,13 @@ class Priors(create_model("Priors", __base__=Section, **_ROWS)):
         found = dict[str, Any]()
         for name, table in ((NAMES[key], table) for key, table in self.given.items()):
             each = [f"{name}_{i}" for i in range(counts[name])] if name in counts else [name]
-            found |= dict.fromkeys(each, table.build())
+            found |= {each_name: table.build(i) for i, each_name in enumerate(each)}
         return found
 
     def distribution(self, name: str) -> Any:
         """The distribution of a parameter, by its name in the library."""
-        return self.given[KEYS[split_index(name)[0]]].build()
+        stem, index = split_index(name)
+        return self.given[KEYS[stem]].build(int(index or 0))
 
 
 class Start(Section):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from pmwd_dist.cosmology.sampled_parameters import BIASES, NAMES
+from pmwd_dist.cosmology.sampled_parameters import BIASES, NAMES, OF_SOURCES, PARAMETERS
 from pmwd_dist.infer.constants import ENERGY_VARIANCE
 from pmwd_dist.infer.filtered_noise import SMALL_SCALE_NOISE
 from pmwd_dist.run.settings.inference import NOISES, SHAPES, InferenceSettings
@@ -39,7 +39,9 @@ def _likelihood(settings: InferenceSettings) -> Problems:
         fixed, free = getattr(likelihood, name) is not None, name in settings.priors.given
         if kind == likelihood.kind and fixed and free:
             yield f"likelihood.{name}: is fixed, and has a prior; leave one of them out"
-        elif kind == likelihood.kind and not fixed and not free:
+        elif kind == likelihood.kind and fixed and data.counts is not None:
+            yield f"likelihood.{name}: data.counts hold the galaxies; leave one of them out"
+        elif kind == likelihood.kind and not (fixed or free or data.counts is not None):
             example = toml_value((type(likelihood).model_fields[name].examples or [None])[0])
             prior = ", or a prior" if name in NAMES else ""
             yield f"likelihood.{name}: missing; add for example `{name} = {example}` to [likelihood]{prior}"
@@ -84,8 +86,14 @@ def _systematics(settings: InferenceSettings) -> Problems:
 
 
 def _lensing(settings: InferenceSettings) -> Problems:
-    model, cone = settings.model, settings.observe.light_cone
+    model, cone, given = settings.model, settings.observe.light_cone, settings.priors.given
     if not settings.likelihood.maps:
+        for name in (name for name in given if PARAMETERS[NAMES[name]].enters == "lensing"):
+            yield f'priors.{name}: is of likelihood.kind = "lensing"; leave it out'
+        for key, default in {"data.counts": None, "likelihood.quantity": "convergence"}.items():
+            section, name = key.split(".")
+            if getattr(settings.section(section), name) != default:
+                yield f'{key}: is of likelihood.kind = "lensing"; leave it out'
         if cone is not None:
             yield 'observe.light_cone: is of likelihood.kind = "lensing"; leave it out'
         return
@@ -95,6 +103,10 @@ def _lensing(settings: InferenceSettings) -> Problems:
         yield f'model.gravity = "{model.gravity}": a light cone is filled during a run; use "nbody"'
     if model.bias != "none" or model.line_of_sight != "none":
         yield 'model.bias: light is bent by all matter; use bias = "none" and line_of_sight = "none"'
+    if "A_IA" in given and cone is not None and cone.bins is None:
+        yield "priors.A_IA: intrinsic alignments need n(z); use [[observe.light_cone.bins]]"
+    if "eta_IA" in given and "A_IA" not in given:
+        yield "priors.eta_IA: has no effect without A_IA; add priors.A_IA"
 
 
 def _model(settings: InferenceSettings) -> Problems:
@@ -121,7 +133,12 @@ def _model(settings: InferenceSettings) -> Problems:
 
 def _priors(settings: InferenceSettings) -> Problems:
     """Rules on priors without effect."""
-    given, cosmology = settings.priors.given, settings.cosmology
+    given, cosmology, cone = settings.priors.given, settings.cosmology, settings.observe.light_cone
+    for name, table in given.items():
+        count = len(cone.lensed) if cone is not None and name in OF_SOURCES else 1
+        if table.lengths and (count == 1 or table.lengths != {count}):
+            wanted = f"one for each of {count} sources" if count > 1 else "one number"
+            yield f"priors.{name} = {toml_value(table)}: has lists; use {wanted}"
     if "sigma8" in given and ("A_s" in given or cosmology.A_s is not None):
         yield "priors.sigma8: follows from A_s; leave one of them out"
     for name in {"w0", "wa"} & given.keys():
