@@ -2,14 +2,14 @@
 
     python -m benchmarks.calibration --mesh 16 --mocks 100 --gravity lpt --output ranks.json
     python -m benchmarks.calibration --survey counts --gravity cone --mesh 16 --mocks 100 --apart 4
+    python -m benchmarks.calibration --survey shear --mesh 16 --mocks 60 --tune 2000 --apart 10
     python -m benchmarks.calibration --plot ranks_*.json --figure docs/images/calibration.png
 
 Files of other seeds are joined with those of the same label.
 
 Each mock has parameters, modes and noise of its own, from the prior; its chain begins at an independent draw, with a
-tuning and an adaptation of its own. Ranks of sigma8, Omega_m, b1, of two parameters of the noise of a survey, of the
-white noise in one cell and of the log density, which sees a bias of the sampler. All mocks are one batch. The figures
-are in docs/explanation/inference.md.
+tuning and an adaptation of its own. Ranks of all parameters, of the white noise in one cell and of the log density,
+which sees a bias of the sampler. All mocks are one batch. The figures are in docs/explanation/inference.md.
 
 The chains of a batch neither check their steps nor correct a bias. `--by-sample` runs `infer.sample` with its defaults
 on one mock after the other, with two chains each; ranks are of the parameters alone. Its mocks are those of a batch
@@ -31,7 +31,7 @@ import jax
 import numpy as np
 from scipy import stats
 
-from benchmarks.mocks import Mocks, conditioned_on, galaxies, survey
+from benchmarks.mocks import Mocks, conditioned_on, galaxies, survey, tomography
 from pmwd_dist import infer
 
 DRAWS = 19  # so that ranks fall into 20, 10 or 5 equal bins
@@ -68,7 +68,7 @@ def sampled(model: infer.Model, options: argparse.Namespace, label: str) -> dict
 
     The file is written after each mock.
     """
-    posterior = model.condition(np.indices(model.config.mesh_shape)[0] % 2)
+    posterior = model.condition(np.indices(model.forward.layout[0])[0] % 2)
     rows, found = list[Any](), dict[str, Any]()
     first, every = map(int, options.share.split("/"))
     of_mocks = jax.random.split(jax.random.key(options.seed), (2, options.mocks))[0]  # as in `Mocks`
@@ -165,7 +165,9 @@ def main() -> None:
     parser.add_argument("--mocks", type=int, default=100)
     parser.add_argument("--gravity", default="lpt", choices=("linear", "lpt", "nbody", "cone"))
     parser.add_argument("--steps", type=int, default=3, help="of nbody")
-    parser.add_argument("--survey", choices=("counts", "density"), help="mask, selection and noise of a survey")
+    parser.add_argument(
+        "--survey", choices=("counts", "density", "shear"), help="mask, selection and noise of a survey"
+    )
     parser.add_argument("--methods", default="mclmc", help="one with --by-sample")
     parser.add_argument("--energy-variance", default="1e-3", help="targets of mclmc")
     parser.add_argument("--tune", type=int, default=1000)
@@ -182,10 +184,12 @@ def main() -> None:
     if options.plot:
         plot(options.plot, options.figure)
         return
-    model = galaxies(options.mesh, options.gravity, steps=options.steps)
-    what = options.gravity
-    if options.survey is not None:
-        model, what = survey(model, options.survey), f"{what}, survey of {options.survey}"
+    if options.survey == "shear":
+        model, what = tomography(options.mesh, steps=options.steps), "shear of two bins"
+    else:
+        model, what = galaxies(options.mesh, options.gravity, steps=options.steps), options.gravity
+        if options.survey is not None:
+            model, what = survey(model, options.survey), f"{what}, survey of {options.survey}"
     if options.by_sample:
         label = f"{what}, {options.mesh}³\ninfer.sample, {options.methods}"
         report(label, sampled(model, options, label))

@@ -108,6 +108,15 @@ def _seen(config: pmd.Config) -> np.ndarray:
     return np.asarray(pmd.observe.survey_selection(seen, table, config, observer=(0.0, 0.0, 0.0)))
 
 
+def _flat_sky(config: pmd.Config, a: float) -> tuple[Any, dict[str, Any]]:
+    """Light cone out to a scale factor, in shells of half a box, and a field of view as wide as the box there."""
+    far, side = float(pmd.comoving_distance(a, pmd.growth_table(PLANCK15))), config.box_size[0]
+    shells = math.ceil(far / (side / 2))
+    cone = pmd.observe.FlatSkyLightCone(config, np.linspace(0, far, shells + 1), shell_assignment="linear")
+    offsets = np.random.default_rng(0).uniform(0, side, (shells, 2))[np.arange(shells) // 2]
+    return cone, {"field": math.degrees(side / far), "pixels": config.mesh_shape[0], "offsets": offsets}
+
+
 def lensing(mesh: int, *, cell: float = 4.0, steps: int = 6) -> infer.Model:
     """Convergence maps of sources at z = 0.5 and 1, as wide as the box there, with sigma8, Omega_m and the noise free.
 
@@ -120,14 +129,36 @@ def lensing(mesh: int, *, cell: float = 4.0, steps: int = 6) -> infer.Model:
     """
     one = pmd.Decomposition((1, 1), jax.devices()[:1])
     config = pmd.Config(cell * mesh, mesh, a_start=0.2, steps=steps, lpt_order=2, decomposition=one, halo=0)
-    far = float(pmd.comoving_distance(0.5, pmd.growth_table(PLANCK15)))
-    shells = math.ceil(far / (cell * mesh / 2))
-    cone = pmd.observe.FlatSkyLightCone(config, np.linspace(0, far, shells + 1), shell_assignment="linear")
-    offsets = np.random.default_rng(0).uniform(0, cell * mesh, (shells, 2))[np.arange(shells) // 2]
-    view: Any = {"field": math.degrees(cell * mesh / far), "pixels": mesh, "offsets": offsets}
+    cone, view = _flat_sky(config, 0.5)
     maps = infer.Convergence(config, PLANCK15, cone, (0.5, 1.0), **view)
     priors = {"sigma8": infer.Normal(0.8, 0.15, low=0.2), "Omega_m": infer.Normal(0.3, 0.05, low=0.1, high=0.9)}
     return infer.Model(config, maps, priors, infer.ShapeNoise(maps, 10.0))
+
+
+def tomography(mesh: int, *, cell: float = 10.0, steps: int = 3) -> infer.Model:
+    """Shear of sources in two bins up to z = 0.4, with cosmology, systematics and the noise free.
+
+    Thirty galaxies of each bin in a square arcminute, with half as many on one side of the field, and a mask. Shifts of
+    the redshifts, multiplicative biases, and amplitude and power of intrinsic alignments are free.
+
+    Args:
+      mesh: number of cells and particles in one direction, and of pixels of the maps.
+      cell: side of a cell [Mpc/h].
+      steps: of the simulation, from a = 0.5.
+    """
+    one = pmd.Decomposition((1, 1), jax.devices()[:1])
+    config = pmd.Config(cell * mesh, mesh, a_start=0.5, steps=steps, lpt_order=2, decomposition=one, halo=0)
+    number = np.sin(np.linspace(0, np.pi, 25)) ** 2
+    bins = [(np.linspace(low, high, 25), number) for low, high in ((0.05, 0.25), (0.2, 0.4))]
+    cone, view = _flat_sky(config, 1 / 1.4)
+    maps = infer.Shear(config, PLANCK15, cone, bins, **view)
+    priors = {"sigma8": infer.Normal(0.8, 0.15, low=0.2), "Omega_m": infer.Normal(0.3, 0.05, low=0.1, high=0.9)}
+    priors |= {f"delta_z_{i}": infer.Normal(0.0, sd) for i, sd in enumerate((0.01, 0.02))}
+    priors |= {f"m_{i}": infer.Normal(0.0, 0.03) for i in range(2)}
+    priors |= {"A_IA": infer.Normal(0.5, 1.0), "eta_IA": infer.Normal(0.0, 1.0)}
+    x, y = np.indices((mesh, mesh)) / mesh
+    counts = np.round(30 * (1 - x / 2) * maps.pixel_area)
+    return infer.Model(config, maps, priors, infer.ShapeNoise(maps, counts=counts, mask=y < 0.875))
 
 
 class Mocks:
@@ -142,7 +173,7 @@ class Mocks:
     """
 
     def __init__(self, model: infer.Model, key: Any, count: int, *, chains: int = 1, truth: Any = None):
-        some = np.indices(model.config.mesh_shape)[0] % 2  # in whose place come those of the mocks
+        some = np.indices(model.forward.layout[0])[0] % 2  # in whose place come those of the mocks
         self.posterior = model.condition(some)
         self.count, self.keys = count, jax.random.split(key, (2, count))
         self.states, self.truth, self.data, self.true_noise = _begin(

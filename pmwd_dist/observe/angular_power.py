@@ -173,7 +173,9 @@ def limber_power(
     slab_power = linear * (growth / across[None]) ** 2
     if cone is not None:
         slab_power = slab_power * resolved_share(np.asarray(ell, float).reshape(-1), np.asarray(k), cone)
-    spectra = jnp.einsum("is,js,ns->ijn", weights, weights, slab_power, precision="highest") / float(slabs[1] - slabs[0])
+    spectra = jnp.einsum("is,js,ns->ijn", weights, weights, slab_power, precision="highest") / float(
+        slabs[1] - slabs[0]
+    )
     return spectra if isinstance(source, list) else spectra[0, 0]
 
 

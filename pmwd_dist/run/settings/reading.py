@@ -143,10 +143,9 @@ def _problem(tree: Tree, item: Any, sections: Sections) -> str:
     if item["type"] == "missing" and len(keys) == depth + 1:
         return f"{name}.{key}: missing; add for example `{key} = {example}` to [{name}]"
     value: Any = reduce(lambda part, key: part[key], keys[: depth + 1], tree)
-    if (
-        len(keys) > depth + 1 and isinstance(value, list) and isinstance(value[keys[depth + 1]], dict)
-    ):  # a table of many
-        key, value = f"{key}[{keys[depth + 1]}]", value[keys[depth + 1]]
+    part = keys[depth + 1] if len(keys) > depth + 1 else None
+    if isinstance(value, list) and isinstance(part, int) and part < len(value) and isinstance(value[part], dict):
+        key, value = f"{key}[{part}]", value[part]
     return f"{name}.{key} = {shown(value)}: {_constraint(item)}; for example {example}"
 
 
