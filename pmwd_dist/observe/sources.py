@@ -106,12 +106,18 @@ def _alignment(
     (z, number), (amplitude, power) = source, alignment
     low, length, first, slope = (jnp.asarray(x, z.dtype) for x in shells.pieces)
     t, share = (jnp.asarray(x, z.dtype)[None] / 2 for x in (1 + POINTS, WEIGHTS))
-    along = length[:, None] * t
-    a = scale_factor_at(low[:, None] + along, table)
+    # Between redshifts of n(z) and ends of pieces, where the integrand is smooth: as a function of the redshifts, too.
+    ends = jnp.append(low, low[-1] + length[-1])
+    knots = jnp.sort(jnp.concatenate([ends, jnp.clip(_distances(z, table), ends[0], ends[-1])]))
+    width = jnp.diff(knots)
+    x = knots[:-1, None] + width[:, None] * t
+    i = jnp.clip(jnp.searchsorted(low, (knots[1:] + knots[:-1]) / 2, side="right") - 1, 0, len(low) - 1)
+    a = scale_factor_at(x, table)
     density = jnp.interp(1 / a - 1, z, number, left=0, right=0) / jnp.trapezoid(number, z) * table.E(a)
     strength = -_C1 * table.cosmo.Omega_cb * amplitude * (a * (1 + _PIVOT)) ** -power / table.D1(a)
-    values = strength * density / HUBBLE_DISTANCE * length[:, None] * share
-    return matmul(first, jnp.sum(values, 1)) + matmul(slope, jnp.sum(values * along, 1))
+    values = strength * density / HUBBLE_DISTANCE * width[:, None] * share
+    along = x - low[i][:, None]
+    return matmul(first[:, i], jnp.sum(values, 1)) + matmul(slope[:, i], jnp.sum(values * along, 1))
 
 
 @partial(jit, static_argnames="shells")
