@@ -33,6 +33,7 @@ from pmwd_dist.cosmology.parameters import Cosmology, Parameters
 from pmwd_dist.cosmology.sampled import COSMOLOGY, cosmology_at
 from pmwd_dist.observe.bias import eulerian_bias
 from pmwd_dist.observe.density_cone import DensityCone, reach, redshift_series
+from pmwd_dist.observe.passage import weight_nodes
 from pmwd_dist.observe.redshift_space import LineOfSight, direction, kaiser_factor
 from pmwd_dist.observe.shells import checked_observer, is_traced
 from pmwd_dist.ops.rounding import max_abs
@@ -368,7 +369,7 @@ class Simulation(CosmologicalModel):
         config, observer = self.config, cast("Any", self.observer)
         first = scale_factor_at(reach(config, observer), self.table)
         logs = jnp.stack([jnp.full_like(first, -0.05), -jnp.log(jnp.maximum(first / 1.2, config.a_start))])
-        a, weights = jnp.stack([jnp.ones_like(first), (1 + first) / 2, first]), list[Array]()
+        (a, nodes), weights = weight_nodes(first, 1.0, table), list[Array]()
         for at in () if observe is None else a:
             assert isinstance(observe, Observable)
             found = observe.weights(modes, parameters, table, config, at)
@@ -376,7 +377,7 @@ class Simulation(CosmologicalModel):
                 raise ArgumentError("observable", observe, "has no weights for a light cone", show_value=False)
             weights.append(found)
         series = (redshift_series(x, logs) for x in (table, self.table))
-        cone = DensityCone(config, observer, tuple(weights), table.D1(a), logs, *series)
+        cone = DensityCone(config, observer, tuple(weights), nodes, logs, *series)
         solution = self._nbody(modes, table, cone)
         field = solution.accumulated
         return (field if observe is None else observe.windowed(field, config)), solution.status

@@ -21,7 +21,7 @@ from pmwd_dist.cosmology.distance import scale_factor_at, transverse_distance
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe import harmonics
-from pmwd_dist.observe.healpix import interpolation, nearest_pixel, pixel_count, rings_of
+from pmwd_dist.observe.healpix import interpolation, nearest_pixel, nside_of, rings_of
 from pmwd_dist.observe.power import linear_power_at, mean
 from pmwd_dist.observe.sources import Alignment, LightCone, Sources, bins_of, lensing_weights, source_distances
 from pmwd_dist.observe.sphere import SphericalLightCone
@@ -88,8 +88,7 @@ def angular_power(
 
 
 def _nside(values: Array) -> int:
-    nside = math.isqrt(len(values) // 12)
-    if pixel_count(nside) != len(values) or not nside:
+    if not (nside := nside_of(len(values))):
         raise ArgumentError("field.shape", values.shape, "must be a square, or 12 nside^2 pixels")
     return nside
 

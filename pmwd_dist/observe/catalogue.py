@@ -147,11 +147,13 @@ def about_simulation(cosmo: Cosmology | GrowthTable, config: Config) -> dict[str
     return {"box_size [Mpc/h]": config.box_size} | about
 
 
-def check_negative(weights: Array) -> None:
-    """Warn of negative weights, or raise ArgumentError."""
-    particles, galaxies = map(float, negative_shares(weights))
-    if not (math.isfinite(galaxies) and math.isfinite(total := float(jnp.sum(weights))) and total > 0):
+def check_negative(*weights: Array, stacklevel: int = 4) -> None:
+    """Warn of negative weights, the worst of some, or raise ArgumentError."""
+    totals = [float(jnp.sum(x)) for x in weights]
+    shares = [tuple(map(float, negative_shares(x))) for x in weights]
+    if not all(math.isfinite(share[1]) and 0 < total < math.inf for share, total in zip(shares, totals, strict=True)):
         raise ArgumentError("weights", weights, "must be finite, with a sum above 0", show_value=False)
+    particles, galaxies = max(shares, key=lambda share: share[1])
     text = (
         f"are negative for {100 * particles:.2g} % of the particles, which hold {100 * galaxies:.2g} % of the galaxies"
     )
@@ -159,7 +161,7 @@ def check_negative(weights: Array) -> None:
         remedy = "use a larger smoothing of bias_weights, or a smaller bias"
         raise ArgumentError("weights", galaxies, f"{text}: P(k) would be too low", remedy, show_value=False)
     if galaxies > _SAID:
-        warnings.warn(f"weights {text}: P(k) comes out low", stacklevel=4)
+        warnings.warn(f"weights {text}: P(k) comes out low", stacklevel=stacklevel)
 
 
 @partial(jit, static_argnames="config")

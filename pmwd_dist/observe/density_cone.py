@@ -20,11 +20,10 @@ from pmwd_dist.cosmology.distance import comoving_distance
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.observe.crossing import Path, fit_series, path, series, series_slope
 from pmwd_dist.observe.deposit import split
-from pmwd_dist.observe.passage import blocks_of, parabola, seen, step_series, summed
+from pmwd_dist.observe.passage import FASTEST, blocks_of, parabola, passed_sites, seen, step_series, summed
 from pmwd_dist.pm.stepping.forward import Epoch
 
 _TERMS = 24  # of the series of distances
-_FASTEST = 0.015  # bound of peculiar velocities [c]
 _NEAREST = 1e-4  # smallest redshift: nearer galaxies have no direction
 
 Series = Float[Array, " terms"]
@@ -88,7 +87,7 @@ def _density(path: Path, weights: tuple[Array, ...], step: Any, cone: DensityCon
     )
     farthest = reach(config, cone.observer)
     moved = jnp.max(jnp.abs(series(cone.fiducial, _points(dtype)) - series(cone.distance, _points(dtype))))
-    moved = jax.lax.stop_gradient(moved).astype(dtype) + _FASTEST * 3000
+    moved = jax.lax.stop_gradient(moved).astype(dtype) + FASTEST * 3000
     blocks, first, spacing, wanted, lost = blocks_of(path, step.light, images, config, (0.0, farthest + moved))
     corner = first.astype(dtype) * spacing[None]
     # Most of the repetitions are beyond the mesh.
@@ -119,7 +118,8 @@ def _piece(
 ) -> tuple[Array, Array]:
     """Indices on the mesh and densities, for one pass, of the particles of a block that light passes."""
     (path, corner, weights), (step, nodes, logs, distance, fiducial, spacing) = block, shared
-    here, dtype = seen(path, corner + image, step, spacing), path.start.dtype
+    dtype = path.start.dtype
+    here = seen(path, *passed_sites(path, corner + image, step.light, spacing), step)
     s = (jnp.log1p(here.z) - logs[0]) / (logs[1] - logs[0])
     good = here.passed & (here.z > _NEAREST) & (s < 1)
     s = jnp.where(good, s, 0.5)

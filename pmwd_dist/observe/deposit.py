@@ -75,9 +75,9 @@ def _add_up(piece: Piece, zero: Array, blocks: Any, images: Array, shared: Any, 
         return total.at[hidden].add(values, mode="drop")
 
     def of_group(total: Array, xs: tuple[Any, Any]) -> tuple[Array, None]:
-        return _each_image(put, total, xs, images, shared), None
+        return each_image(put, total, xs, images, shared), None
 
-    return jax.lax.scan(of_group, zero, _grouped(blocks, wanted))[0]
+    return jax.lax.scan(of_group, zero, grouped(blocks, wanted))[0]
 
 
 def _pull_back(
@@ -97,10 +97,10 @@ def _pull_back(
 
     def of_group(ct_shared: Any, xs: tuple[Any, Any]) -> tuple[Any, Any]:
         start = jax.tree.map(jnp.zeros_like, xs[0]), ct_shared
-        ct_blocks, ct_shared = _each_image(pull, start, xs, images, shared)
+        ct_blocks, ct_shared = each_image(pull, start, xs, images, shared)
         return ct_shared, ct_blocks
 
-    ct_shared, ct_groups = jax.lax.scan(of_group, jax.tree.map(jnp.zeros_like, shared), _grouped(blocks, wanted))
+    ct_shared, ct_groups = jax.lax.scan(of_group, jax.tree.map(jnp.zeros_like, shared), grouped(blocks, wanted))
     return jax.tree.map(lambda x, like: x.reshape(like.shape), ct_groups, blocks), ct_shared
 
 
@@ -108,7 +108,7 @@ def _pieces(piece: Piece, blocks: Any, images: Array, shared: Any) -> tuple[Any,
     return jax.vmap(piece, (0, 0, None))(blocks, images, shared)
 
 
-def _grouped(blocks: Any, wanted: Array) -> tuple[Any, tuple[Array, Array]]:
+def grouped(blocks: Any, wanted: Array) -> tuple[Any, tuple[Array, Array]]:
     """Groups of blocks that are evaluated at once, and the images of each block, the wanted ones first."""
     count, size = len(wanted), jax.tree.leaves(blocks)[0][0].size // 3
     together = max(n for n in range(1, count + 1) if count % n == 0 and (n == 1 or n * size <= _AT_ONCE))
@@ -117,14 +117,17 @@ def _grouped(blocks: Any, wanted: Array) -> tuple[Any, tuple[Array, Array]]:
     return jax.tree.map(lambda x: x.reshape(-1, together, *x.shape[1:]), parts)
 
 
-def _each_image(function: Callable[..., Any], start: Any, group: tuple[Any, Any], images: Array, shared: Any) -> Any:
-    """Call a function with the first wanted image of each block of a group, then with the second ones, and so on."""
+def each_image(function: Callable[..., Any], start: Any, group: tuple[Any, Any], images: Any, shared: Any) -> Any:
+    """State after a function of (state, blocks, images, shared, mask of those that are wanted) has had all images.
+
+    Its first call has the first wanted image of each block of a group, its second call the second ones, and so on.
+    """
     blocks, (order, counts) = group
-    most, first = jnp.max(counts), np.arange(0, len(images), _TURNS)
+    most, first = jnp.max(counts), np.arange(0, order.shape[1], _TURNS)
 
     def turn(state: Any, i: Array) -> tuple[Any, None]:
-        at = order[:, jnp.minimum(i, len(images) - 1)]
-        arguments = state, blocks, images[at], shared, i < counts
+        at = order[:, jnp.minimum(i, order.shape[1] - 1)]
+        arguments = state, blocks, jax.tree.map(lambda x: x[at], images), shared, i < counts
         return jax.lax.cond(i < most, function, lambda state, *_: state, *arguments), None
 
     def turns(state: Any, i: Array) -> tuple[Any, None]:

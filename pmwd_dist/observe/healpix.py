@@ -18,6 +18,12 @@ def pixel_count(nside: int) -> int:
     return 12 * nside**2
 
 
+def nside_of(pixels: int) -> int:
+    """nside of a map with a number of pixels; 0 if no map has it."""
+    nside = math.isqrt(pixels // 12)
+    return nside if pixel_count(nside) == pixels else 0
+
+
 @partial(jit, static_argnames="nside")
 def nearest_pixel(nside: int, vector: Float[Array, "*n 3"]) -> Int[Array, "*n"]:
     """Index of the pixel of a direction, a vector of any length but 0."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from pmwd_dist.observe.deposit import corners, deposit, split
 from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.pm.paint import max_displacement_block
 
+FASTEST = 0.015  # bound of peculiar velocities [c]
 _BLOCKS = 4  # largest number of blocks per axis of the local lattice: shells are thinner than boxes
 
 
@@ -45,20 +46,19 @@ class Blocks(NamedTuple):
     lost: Array
 
 
-def range_of_images(cone: Any) -> tuple[list[int], list[int]]:
-    """First and last repetition of the box along each axis with particles that may be in a shell."""
-    reach = cone.edges[-1] + shells.MARGIN
-    pairs = list(zip(cone.observer, cone.config.box_size, strict=True))
-    return [math.floor((o - reach) / L) for o, L in pairs], [math.floor((o + reach) / L) for o, L in pairs]
+def images_of(edges: Sequence[float], observer: Sequence[float], config: Config, argument: str = "edges") -> np.ndarray:
+    """Corners, relative to the observer, of all boxes with particles that may be between the first and last distance.
 
-
-def images_of(cone: Any) -> np.ndarray:
-    """Corners, relative to the observer, of all boxes with particles that may be in a shell, of a cone with edges."""
-    ranges = [range(a, b + 1) for a, b in zip(*range_of_images(cone), strict=True)]
-    box, margin = np.asarray(cone.config.box_size), math.sqrt(3) * shells.MARGIN
-    low = np.array(list(itertools.product(*ranges))) * box - np.asarray(cone.observer)
+    Raises:
+      ValueError: they are too many.
+    """
+    reach, pairs = edges[-1] + shells.MARGIN, list(zip(observer, config.box_size, strict=True))
+    ranges = [range(math.floor((o - reach) / L), math.floor((o + reach) / L) + 1) for o, L in pairs]
+    shells.check_images(math.prod(map(len, ranges)), config, argument)
+    box, margin = np.asarray(config.box_size), math.sqrt(3) * shells.MARGIN
+    low = np.array(list(itertools.product(*ranges))) * box - np.asarray(observer)
     nearest, farthest = _distances_of_boxes(low, low + box, np)
-    return low[(nearest <= cone.edges[-1] + margin) & (farthest >= cone.edges[0] - margin)]
+    return low[(nearest <= edges[-1] + margin) & (farthest >= edges[0] - margin)]
 
 
 def _distances_of_boxes(low: Any, high: Any, xp: Any) -> tuple[Any, Any]:
@@ -90,10 +90,10 @@ def blocks_of(path: Path, light: LightCone, images: Array, config: Config, edges
     return Blocks(blocks, sites, spacing, wanted, farthest_moved > shells.MARGIN)
 
 
-def passing(path: Path, corner: Array, light: LightCone, spacing: Array) -> tuple[Array, Array, Array]:
-    """Sites of a block with a corner relative to the observer, whether light passes their particles, and when.
+def passed_sites(path: Path, corner: Array, light: LightCone, spacing: Array) -> tuple[Array, Array, Array]:
+    """Sites of a block with a corner relative to the observer, whether light passes their particles, and a guess when.
 
-    The last are fractions of the step, see `crossing`.
+    The last are fractions of the step, see `crosses`.
     """
     dtype = path.start.dtype
     axes = [jnp.arange(n).astype(dtype) * spacing[i] for i, n in enumerate(path.start.shape[:3])]
@@ -103,8 +103,14 @@ def passing(path: Path, corner: Array, light: LightCone, spacing: Array) -> tupl
     # Both ends by the same instructions: the end of a step has the bits of the next one's start.
     ends = sites[None] + jax.lax.stop_gradient(jnp.stack([path.start, path.end]))
     ends = barrier(jnp.sqrt(jnp.sum(ends**2, axis=-1)))
-    passed, guess = crosses(ends[0], ends[1], light)
-    return sites, passed, crossing(distance_at, (sites, path, passed.astype(dtype)), passed, guess, light)
+    return sites, *crosses(ends[0], ends[1], light)
+
+
+def passing(path: Path, corner: Array, light: LightCone, spacing: Array) -> tuple[Array, Array, Array]:
+    """As `passed_sites`, with the times when light passes the particles, see `crossing`."""
+    sites, passed, guess = passed_sites(path, corner, light, spacing)
+    where = sites, path, passed.astype(sites.dtype)
+    return sites, passed, crossing(distance_at, where, passed, guess, light)
 
 
 def distance_at(where: tuple[Array, Path, Array], s: Array) -> Array:
@@ -196,9 +202,9 @@ class Seen(NamedTuple):
     D: Array
 
 
-def seen(path: Path, corner: Array, step: StepSeries, spacing: Array) -> Seen:
-    """The particles of a block with a corner relative to the observer, at the moment when light passes them."""
-    sites, passed, s = passing(path, corner, step.light, spacing)
+def seen(path: Path, sites: Array, passed: Array, guess: Array, step: StepSeries) -> Seen:
+    """Particles of sites relative to the observer at the moment when light passes them; see `passed_sites`."""
+    s = crossing(distance_at, (sites, path, passed.astype(sites.dtype)), passed, guess, step.light)
     disp = path.at(s[..., None])
     x = jnp.where(passed[..., None], sites + disp, 1)
     distance = jnp.sqrt(jnp.sum(x**2, axis=-1))
@@ -206,6 +212,13 @@ def seen(path: Path, corner: Array, step: StepSeries, spacing: Array) -> Seen:
     velocity = series(step.velocity, s) * jnp.sum(change * x, axis=-1) / distance
     z = (1 + velocity) / series(step.scale, s) - 1
     return Seen(passed, disp, x, distance, velocity, z, step.D[0] + (step.D[1] - step.D[0]) * s)
+
+
+def weight_nodes(first: Any, last: Any, table: GrowthTable) -> tuple[Array, Array]:
+    """Scale factors and growth factors at which weights are given for `parabola`, from one scale factor to another."""
+    D = table.D1(jnp.stack([jnp.asarray(first, float), jnp.asarray(last, float)]))
+    nodes = jnp.stack([D[0], (D[0] + D[1]) / 2, D[1]])
+    return table.scale_factor(nodes), nodes
 
 
 def parabola(D: Array, nodes: Array) -> list[Array]:

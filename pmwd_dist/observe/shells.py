@@ -34,7 +34,8 @@ _SLACK = 1e-4  # relative tolerance of distances in single precision
 
 
 def checked_observer(observer: Any, box: Sequence[float]) -> tuple[float, ...]:
-    """Position of an observer as Python floats."""
+    """Position of an observer as Python floats; None: the centre of the box."""
+    observer = [length / 2 for length in box] if observer is None else observer
     values = np.asarray(real(observer, "observer"), float)
     if values.shape != (len(box),) or not all(0 <= x <= length for x, length in zip(values, box, strict=True)):
         shown = values.tolist() if len(box) > 1 else values.ravel().tolist()[0]
@@ -44,12 +45,13 @@ def checked_observer(observer: Any, box: Sequence[float]) -> tuple[float, ...]:
     return tuple(values.tolist())
 
 
-def check_images(count: int, config: Config) -> None:
-    """Raise ValueError if the number of repetitions of the box is too large."""
+def check_images(count: int, config: Config, argument: str = "edges") -> None:
+    """Raise ValueError if an argument takes too many repetitions of the box."""
     if count > _MOST_IMAGES:
         sides = " x ".join(f"{length:g}" for length in config.box_size)
         constraint = f"take {count} repetitions of a box of {sides} Mpc/h, more than {_MOST_IMAGES}"
-        raise ArgumentError("edges", None, constraint, "use nearer shells or a larger box", show_value=False)
+        remedy = "use nearer shells or galaxies, or a larger box"
+        raise ArgumentError(argument, None, constraint, remedy, show_value=False)
 
 
 def is_traced(tree: Any) -> bool:

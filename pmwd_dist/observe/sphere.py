@@ -19,7 +19,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.observe import shells
 from pmwd_dist.observe.crossing import LightCone, Path
 from pmwd_dist.observe.healpix import interpolation, nearest_pixel, pixel_count
-from pmwd_dist.observe.passage import blocks_of, distance_at, images_of, passing, range_of_images, summed
+from pmwd_dist.observe.passage import blocks_of, distance_at, images_of, passing, summed
 from pmwd_dist.parallel.inputs import whole_number
 
 Assignment = Literal["bilinear", "nearest"]
@@ -73,11 +73,9 @@ class SphericalLightCone(shells.ShellLightCone):
             constraint = f"has {pixel_count(nside)} pixels, which {size} devices do not divide"
             raise ArgumentError("nside", nside, constraint, f"use a multiple of {size // math.gcd(size, 12)}")
         check_choice(assignment, "assignment", get_args(Assignment))
-        centre = [length / 2 for length in config.box_size] if observer is None else observer
         object.__setattr__(self, "nside", nside)
-        object.__setattr__(self, "observer", shells.checked_observer(centre, config.box_size))
-        low, high = range_of_images(self)
-        shells.check_images(math.prod(b - a + 1 for a, b in zip(low, high, strict=True)), config)
+        object.__setattr__(self, "observer", shells.checked_observer(observer, config.box_size))
+        images_of(self.edges, self.observer, config)  # not too many
 
     @property
     def spec(self) -> P:
@@ -97,7 +95,7 @@ class SphericalLightCone(shells.ShellLightCone):
 def _maps(path: Path, light: LightCone, *, cone: SphericalLightCone) -> Array:
     """The local part of the maps."""
     dtype = path.start.dtype
-    images = jnp.asarray(images_of(cone), dtype)
+    images = jnp.asarray(images_of(cone.edges, cone.observer, cone.config), dtype)
     blocks, first, spacing, wanted, lost = blocks_of(path, light, images, cone.config, cone.edges)
     corner = first.astype(dtype) * spacing[None]
 

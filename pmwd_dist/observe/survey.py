@@ -20,7 +20,7 @@ from pmwd_dist.cosmology.distance import comoving_distance, transverse_distance
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe.catalogue import Catalogue
-from pmwd_dist.observe.healpix import nearest_pixel, pixel_count, rings_of
+from pmwd_dist.observe.healpix import nearest_pixel, nside_of, rings_of
 from pmwd_dist.observe.shells import checked_observer
 from pmwd_dist.parallel.distributed import to_devices
 from pmwd_dist.parallel.inputs import check_on_host, numbers, whole_number
@@ -142,8 +142,7 @@ def _checked_n_z(n_z: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def _checked_mask(mask: Any) -> np.ndarray:
     values = np.asarray(numbers(mask, "mask"), float)
-    nside = math.isqrt(max(values.size // 12, 0))
-    if values.ndim != 1 or nside < 1 or pixel_count(nside) != values.size:
+    if values.ndim != 1 or not nside_of(values.size):
         constraint = "must be a HEALPix map of 12 nside^2 pixels in RING order"
         raise ArgumentError("mask.shape", values.shape, constraint)
     check_seen(values, "mask", "set them to 0")
@@ -220,7 +219,7 @@ def survey_selection(
     check_on_host("survey_selection", cosmo)
     check_survey(survey)
     check_config(config)
-    observer = checked_observer(np.divide(config.box_size, 2) if observer is None else observer, config.box_size)
+    observer = checked_observer(observer, config.box_size)
     sides = zip(config.mesh_shape, config.cell_size, observer, strict=True)
     axes = [np.arange(n) * cell - o for n, cell, o in sides]
     x = np.stack(np.meshgrid(*axes, indexing="ij"), -1)
@@ -234,7 +233,7 @@ def survey_selection(
     selection = survey.density(z) / (survey.completeness * survey.n_z[1].max())
     if survey.mask is not None:
         direction = np.where(distance[..., None] > 0, x, 1)
-        selection *= survey.mask[np.asarray(nearest_pixel(math.isqrt(len(survey.mask) // 12), direction))]
+        selection *= survey.mask[np.asarray(nearest_pixel(nside_of(len(survey.mask)), direction))]
     if not selection.any():
         constraint = f"sees no cell of the mesh, whose farthest one is at z = {z.max():.3g}"
         raise ArgumentError("survey", survey, constraint, "use a larger box", show_value=False)
@@ -288,7 +287,7 @@ def check_survey(survey: Any) -> None:
 def _directions(mask: np.ndarray | None, number: int, rng: np.random.Generator) -> np.ndarray:
     """Random directions, as many in each pixel as its share says, by rejection between the outer rings of the mask."""
     low, high, found = -1.0, 1.0, list[np.ndarray]()
-    nside = 1 if mask is None else math.isqrt(len(mask) // 12)
+    nside = 1 if mask is None else nside_of(len(mask))
     if mask is not None:
         first, _, _, theta = rings_of(nside)
         seen, cosines = np.flatnonzero(np.maximum.reduceat(mask, first)), np.cos([0, *theta, math.pi])

@@ -14,7 +14,7 @@ import problems
 import pytest
 
 import pmwd_dist as pmd
-from pmwd_dist.observe import Survey, galaxy_cone
+from pmwd_dist.observe import Survey, galaxy_draws
 from pmwd_dist.observe.healpix import nearest_pixel, pixel_centres
 from pmwd_dist.observe.survey import sky
 
@@ -168,7 +168,7 @@ def test_numbers_at_particles_are_those_of_poisson() -> None:
     """Mean and variance in single precision, up to the largest mean; and a particle where the observer is."""
     u = jnp.asarray(np.random.default_rng(0).random(4000), jnp.float32)
     for mean in (0.1, 3.0, 50.0):
-        found = np.asarray(galaxy_cone._poisson(jnp.full(4000, mean, jnp.float32), u))
+        found = np.asarray(galaxy_draws._poisson(jnp.full(4000, mean, jnp.float32), u))
         assert abs(found.mean() - mean) < 4 * math.sqrt(mean / 4000)
         assert abs(found.var() / mean - 1) < 4 * math.sqrt((2 + 1 / mean) / 4000)
     config = configure(mesh_shape=16)

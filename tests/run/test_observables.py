@@ -344,6 +344,8 @@ def test_surveys_that_are_none_are_refused(tmp_path: Path):
         "sky=dark.npy": "sky: has no galaxies: it is 0 in every pixel",
         "sky=long.npy": "sky: must be a HEALPix map",
         "observer=[0, 0, 65]": "observer: must lie in the box",
+        "n_z=[[0.01, 1e3], [0.0101, 1e3]]": "n_z: has up to 6.4e+04 galaxies at a particle, more than 50",
+        "n_z=[[0.1, 1e-6], [5.0, 1e-9]]": "n_z: take 5177717 repetitions of a box of 64 x 64 x 64 Mpc/h",
     }.items():
         file = tmp_path / "run.toml"
         file.write_text(f"{MINIMAL}[devices]\npdims = [1, 1]\n")

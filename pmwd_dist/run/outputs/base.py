@@ -170,7 +170,7 @@ class Output(Section):
         """Size of all large files with outputs at `count` redshifts [bytes]."""
         return 0
 
-    def memory(self, config: Config) -> int:
+    def memory(self, simulation: SimulationSetup, config: Config) -> int:
         """Memory of each device while it is measured, the particles included, where that is a stage [bytes]."""
         return 0
 

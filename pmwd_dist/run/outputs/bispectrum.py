@@ -19,6 +19,7 @@ from pmwd_dist.report.page import Caption
 from pmwd_dist.report.tables import Table
 from pmwd_dist.run.outputs.base import PER_MPC, Drawing, TableOutput, View, k_max_problems
 from pmwd_dist.run.settings.section import about
+from pmwd_dist.run.settings.setup import SimulationSetup
 from pmwd_dist.run.settings.simulation_sections import Box
 
 
@@ -52,7 +53,7 @@ class Bispectrum(TableOutput):
         lowest = math.sqrt(2), "first closed triangle in the box"
         return k_max_problems(self, self.k_max, box, lowest, (2 / 3, "2/3 of the Nyquist frequency"))
 
-    def memory(self, config: Config) -> int:
+    def memory(self, simulation: SimulationSetup, config: Config) -> int:
         """Memory of a field for each shell, beside the particles."""
         numbers = 6 * math.prod(config.particle_shape) + (self.shells + 6) * math.prod(config.mesh_shape)
         return numbers * np.dtype(jnp.result_type(float)).itemsize // config.decomposition.size

@@ -15,10 +15,11 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table
 from pmwd_dist.io.snapshot import content
-from pmwd_dist.observe.galaxy_cone import Passage, check_range
-from pmwd_dist.observe.shells import checked_observer
+from pmwd_dist.observe.galaxy_cone import Passage, room_of, view
+from pmwd_dist.observe.galaxy_draws import COLUMNS
 from pmwd_dist.observe.survey import Survey
 from pmwd_dist.pm.status import SimulationError
+from pmwd_dist.pm.time_steps import step_times
 from pmwd_dist.report import plot
 from pmwd_dist.report.page import Caption
 from pmwd_dist.run.outputs.base import Arrays, Drawing, Figures, Output, modes_of
@@ -65,11 +66,9 @@ class GalaxyCone(Output):
         return Survey(np.transpose(galaxies.n_z or ()), mask=data.get(_SKY), **options)
 
     def input_problems(self, arrays: Arrays, simulation: SimulationSetup) -> list[str]:
-        """A survey that is none, or that the run does not span."""
+        """A survey that is none, that the run does not span, or whose galaxies can't be drawn."""
         try:
-            check_range(self.survey(arrays), growth_table(simulation.cosmo), simulation.config)
-            if self.galaxies.observer is not None:
-                checked_observer(self.galaxies.observer, simulation.config.box_size)
+            view(self.survey(arrays), growth_table(simulation.cosmo), simulation.config, self.galaxies.observer)
         except ArgumentError as error:
             key = error.argument.removeprefix("survey.").replace("mask.shape", "sky").replace("mask", "sky")
             return [f"observe.galaxies.{key}: {error.reason}"]
@@ -97,12 +96,14 @@ class GalaxyCone(Output):
 
     def disk(self, simulation: SimulationSetup, count: int) -> int:
         """Size of the columns."""
-        return int(_BYTES * Survey(np.transpose(self.galaxies.n_z or ())).number(simulation.cosmo))
+        return int(_BYTES * self.survey({}).number(simulation.cosmo))
 
-    def memory(self, config: Config) -> int:
-        """Both ends of a step, the path between them, and the weights."""
-        item = np.dtype(jax.numpy.result_type(float)).itemsize
-        return _NUMBERS * item * math.prod(config.particle_shape) // config.decomposition.size
+    def memory(self, simulation: SimulationSetup, config: Config) -> int:
+        """Both ends of a step, the path between them, the weights, and the rows of the galaxies of a step."""
+        table = growth_table(simulation.cosmo)
+        rows = COLUMNS * room_of(self.survey({}), step_times(table, config), table)
+        numbers = _NUMBERS * math.prod(config.particle_shape) // config.decomposition.size + rows
+        return np.dtype(jax.numpy.result_type(float)).itemsize * numbers
 
     def write_last(self, folder: Path, simulation: SimulationSetup, shells: Any, passage: Passage | None) -> None:
         """Write the catalogue.

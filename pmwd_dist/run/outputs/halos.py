@@ -96,7 +96,7 @@ class Halos(TableOutput):
         """Size of the catalogues of halos of as few particles as may be."""
         return count * _HALO * math.prod(simulation.config.particle_shape) // self.min_particles
 
-    def memory(self, config: Config) -> int:
+    def memory(self, simulation: SimulationSetup, config: Config) -> int:
         """Memory of the particles on CPUs; of GPUs only what several processes send is used."""
         if config.decomposition.platform != "cpu":
             return 0

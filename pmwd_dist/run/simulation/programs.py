@@ -47,7 +47,7 @@ def run_memory(
         compiled["P(k)"] = pool.submit(_power(config).compile)
     stages = {stage: resources.planned(program.result()) for stage, program in compiled.items()}
     stages["P(k)"] += particles  # painting them takes less than a step does
-    return stages | {output.stage: memory for output in outputs if (memory := output.memory(config))}
+    return stages | {output.stage: memory for output in outputs if (memory := output.memory(simulation, config))}
 
 
 def least_memory(config: Config) -> int:

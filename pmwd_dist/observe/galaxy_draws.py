@@ -1,0 +1,270 @@
+"""Poisson numbers of galaxies at the particles that light passes in a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.random import threefry_2x32
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
+
+from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.ops import vary, varying_names
+from pmwd_dist._jax.program import jit
+from pmwd_dist.config import Config
+from pmwd_dist.cosmology.distance import scale_factor_at, transverse_distance
+from pmwd_dist.cosmology.growth import GrowthTable
+from pmwd_dist.observe.catalogue import check_negative
+from pmwd_dist.observe.crossing import Path, path
+from pmwd_dist.observe.deposit import each_image, grouped, split
+from pmwd_dist.observe.healpix import nearest_pixel, nside_of
+from pmwd_dist.observe.passage import blocks_of, parabola, passed_sites, seen, step_series, weight_nodes
+from pmwd_dist.observe.survey import Survey
+from pmwd_dist.parallel.inputs import check_on_host
+from pmwd_dist.pm import inputs
+from pmwd_dist.pm.stepping.forward import Epoch
+from pmwd_dist.pm.stepping.step import MidStep, undo_half_drift
+
+Weights = Array | np.ndarray | Callable[[float], Array]
+
+COLUMNS = 9  # of the rows of galaxies: image, site along x, y and z, number, displacement, velocity
+_MOST_AT_PARTICLE = 50.0  # mean number, whose probability of none single precision still holds
+_POINTS = 256  # in growth factor, at which the largest mean is looked for
+_SIGMAS = 10  # by which the number of particles with a small random number may exceed its mean
+
+
+class Means(NamedTuple):
+    """Arrays that determine the mean numbers of galaxies at particles.
+
+    Args:
+      n_z: redshifts and number densities [(h/Mpc)^3].
+      mask: share of each pixel of the sky, or one number.
+      volume: comoving volume of a particle, times completeness [(Mpc/h)^3].
+      most: bound of the probability of a galaxy at a particle.
+      nodes: growth factors of the weights; one for constant weights.
+      norms: means of the weights over the lattice, without negative ones.
+      bits: words of the key.
+      images: corners of the images of the box relative to the observer [Mpc/h].
+      numbers: numbers of the images.
+      edges: distances between which there are galaxies [Mpc/h].
+    """
+
+    n_z: Array
+    mask: Array
+    volume: Array
+    most: Array
+    nodes: Array
+    norms: Array
+    bits: Array
+    images: Array
+    numbers: Array
+    edges: Array
+
+
+def particle_volume(survey: Survey, config: Config) -> float:
+    """Comoving volume of a particle, times completeness [(Mpc/h)^3].
+
+    Raises:
+      ValueError: more galaxies at a particle are expected than can be drawn, even of equal weights.
+    """
+    volume = survey.completeness * math.prod(config.box_size) / math.prod(config.particle_shape)
+    _check_most(survey.n_z[1].max() * volume)
+    return volume
+
+
+def _check_most(most: float) -> None:
+    if most > _MOST_AT_PARTICLE:
+        constraint = f"has up to {most:.3g} galaxies at a particle, more than {_MOST_AT_PARTICLE:g}"
+        remedy = "use more particles, or more equal weights"
+        raise ArgumentError("survey.n_z", None, constraint, remedy, show_value=False)
+
+
+def means_of(
+    survey: Survey,
+    table: GrowthTable,
+    config: Config,
+    *,
+    weights: Weights | None,
+    key: Array,
+    images: tuple[np.ndarray, np.ndarray],
+    edges: tuple[float, float],
+) -> tuple[Means, tuple[Array, ...]]:
+    """Means of the galaxies of a survey between two distances, and the weights at their nodes.
+
+    Args:
+      survey: survey.
+      table: growth table.
+      config: configuration of the simulation.
+      weights: weights, as in `galaxy_light_cone`.
+      key: key of the random numbers.
+      images: corners of the images of the box, and their numbers.
+      edges: distances between which there are galaxies [Mpc/h].
+
+    Raises:
+      ValueError: there are too many galaxies at a particle, or an argument is out of its range.
+    """
+    volume = particle_volume(survey, config)
+    fields, nodes, norms = _at_nodes(weights, survey, table, config)
+    dtype, (near, far) = jnp.result_type(float), np.asarray(edges)
+    most = survey.n_z[1].max() * volume * max(1.0, float(transverse_distance(far, table) / far) ** 2)
+    if fields:
+        D = table.D1(scale_factor_at(jnp.asarray([near, far], float), table))
+        shares = np.array(parabola(jnp.linspace(D[0], D[1], _POINTS), jnp.asarray(nodes)), float)
+        low, high = (np.array([[float(bound(field))] for field in fields]) for bound in (jnp.min, jnp.max))
+        largest = np.sum(np.maximum(shares * low, shares * high), axis=0)
+        most *= float(np.max(largest / np.maximum(np.asarray(norms) @ shares, 1e-30)))
+    _check_most(most)
+    words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+    means = Means(
+        jnp.asarray(np.stack(survey.n_z), dtype),
+        jnp.asarray(1.0 if survey.mask is None else survey.mask, dtype),
+        jnp.asarray(volume, dtype),
+        jnp.asarray(-math.expm1(-most) * (1 + 1e-4), dtype),
+        jnp.asarray(nodes, dtype),
+        jnp.asarray(norms, dtype),
+        jnp.ravel(jnp.asarray(words))[-2:],
+        jnp.asarray(images[0], dtype),
+        jnp.asarray(images[1], jnp.int32),
+        jnp.asarray(edges, dtype),
+    )
+    return means, fields
+
+
+def _at_nodes(weights: Weights | None, survey: Survey, table: GrowthTable, config: Config) -> Any:
+    """Weights at growth factors of a survey, these factors, and means of the weights without negative ones."""
+    if weights is None:
+        return (), np.ones(1), np.ones(1)
+    last, first = survey.z_range
+    times, nodes = weight_nodes(1 / (1 + first), 1 / (1 + last), table) if callable(weights) else (np.ones(1),) * 2
+    fields = list[Array]()
+    for a in np.asarray(times, float):
+        field = weights(float(a)) if callable(weights) else weights
+        check_on_host("galaxy_light_cone", field)
+        fields.append(inputs.lattice_field(field, config, "weights"))
+    check_negative(*fields, stacklevel=7)
+    fields = tuple(jax.device_put(field, config.decomposition.sharding) for field in fields)
+    return fields, np.asarray(nodes), np.array([float(jnp.mean(jnp.maximum(field, 0))) for field in fields])
+
+
+@partial(jit, static_argnames=("config", "room", "share"))
+def draw(
+    ends: tuple[MidStep, MidStep],
+    times: tuple[Array, Array],
+    table: GrowthTable,
+    weights: tuple[Array, ...],
+    means: Means,
+    config: Config,
+    *,
+    room: int,
+    share: float,
+) -> tuple[Array, Array]:
+    """Rows of the galaxies of a step, with numbers of 0 after the last one, and what may be lost.
+
+    The latter are the largest number of rows of a device, which may exceed the room, and whether a particle is too far
+    from its site. No more than a share of the particles has a galaxy.
+    """
+    before, after = (Epoch(a, undo_half_drift(m, config)) for a, m in zip(times, ends, strict=True))
+    step, names = step_series(before.a, after.a, table), config.decomposition.names
+
+    def block(path: Path, weights: tuple[Array, ...], *shared: Any) -> Any:
+        rows, count, lost = _rows(path, weights, shared, config, room=room, share=share)
+        loss = jnp.stack([count, lost.astype(jnp.int32)])
+        return rows, jax.lax.pmax(vary(loss, names), names) if names else loss
+
+    spec = config.decomposition.spec
+    run = config.decomposition.shard_map(block, (spec, spec, P(), P(), P()), (P(names or None), P()))
+    return run(path(before, after, step.light), weights, step, means, table)
+
+
+def _rows(
+    path: Path, weights: tuple[Array, ...], shared: Any, config: Config, *, room: int, share: float
+) -> tuple[Array, Array, Array]:
+    """Rows of the local galaxies, their number, and whether particles may be lost."""
+    dtype, names, (step, means, _) = path.start.dtype, varying_names(path.start), shared
+    blocks, first, spacing, wanted, lost = blocks_of(path, step.light, means.images, config, means.edges)
+    parts: Any = tuple(n // m for n, m in zip(path.start.shape[:3], blocks.start.shape[1:4], strict=True))
+
+    def put(carry: Any, blocks: Any, images: Any, shared: Any, there: Array) -> Any:
+        (rows, count, lost), (path, first, weights), (image, number) = carry, blocks, images
+        step, means, table = shared
+        corners = first.astype(dtype) * spacing[None] + image
+        sites, passed, guess = jax.vmap(passed_sites, (0, 0, None, None))(path, corners, step.light, spacing)
+        place = jnp.stack(jnp.meshgrid(*map(jnp.arange, passed.shape[1:]), indexing="ij"), -1)[None]
+        place, number = place + first[:, None, None, None], jnp.broadcast_to(_along(number), passed.shape)
+        u = _random(means.bits, place, number).astype(dtype)
+        chosen = (passed & _along(there) & (u < means.most)).ravel()
+        kept = min(u.size, math.ceil(u.size * share + _SIGMAS * math.sqrt(u.size * share) + 50))
+        at = (
+            jnp.zeros(kept, jnp.int32)
+            .at[_places(chosen, 0, kept)]
+            .set(jnp.arange(u.size, dtype=jnp.int32), mode="drop")
+        )
+        arrays = (path, sites, guess, u, place, number, weights)
+        path, sites, guess, u, place, number, weights = jax.tree.map(lambda x: x.reshape(-1, *x.shape[4:])[at], arrays)
+        total = jnp.sum(chosen, dtype=jnp.int32)
+
+        here = seen(path, sites, jnp.arange(kept) < total, guess, step)
+        mean = means.volume * jnp.interp(here.z, *means.n_z, left=0, right=0)
+        mean = mean * (transverse_distance(here.distance, table) / here.distance) ** 2
+        if means.mask.ndim:
+            mean = mean * means.mask[nearest_pixel(nside_of(means.mask.size), here.x)]
+        if weights:
+            shares = parabola(here.D, means.nodes)
+            norm = sum(share * norm for share, norm in zip(shares, means.norms, strict=True))
+            weight = sum(share * field for share, field in zip(shares, weights, strict=True))
+            mean = mean * jnp.maximum(weight, 0) / norm
+        # No direction is known at the observer.
+        found = _poisson(jnp.where(here.passed & (here.distance > 0), mean, 0), u)
+        values = [number, *place.T, found]
+        new = jnp.stack([*(v.astype(dtype) for v in values), *here.disp.T, here.velocity], -1)
+        rows = rows.at[_places(found > 0, count, room)].set(new, mode="drop")
+        return rows, count + jnp.sum(found > 0, dtype=jnp.int32), lost | (total > kept)
+
+    def of_group(carry: Any, group: Any) -> Any:
+        return each_image(put, carry, group, (means.images, means.numbers), shared), None
+
+    start = jnp.zeros((room, COLUMNS), dtype), jnp.zeros((), jnp.int32), lost
+    start = jax.tree.map(lambda x: vary(x, names), start)
+    xs = grouped((blocks, first, tuple(split(x, parts) for x in weights)), wanted)
+    return jax.lax.scan(of_group, start, xs)[0]
+
+
+def _along(x: Array) -> Array:
+    """A vector along the first of four axes."""
+    return x.reshape(-1, 1, 1, 1)
+
+
+def _places(chosen: Array, first: Array | int, end: int) -> Array:
+    """Places of the chosen elements one after the other from a first one on, and an end for the others."""
+    return jnp.where(chosen, first + jnp.cumsum(chosen, dtype=jnp.int32) - 1, end)
+
+
+def _random(bits: Array, place: Array, number: Array) -> Array:
+    """Random numbers from 0 to 1 of lattice sites, in an image of the box."""
+    x, y, z = jnp.moveaxis(place.astype(jnp.uint32), -1, 0)
+    words = threefry_2x32(bits, jnp.stack([x | (number.astype(jnp.uint32) << 16), y | (z << 16)]))
+    return words[0].astype(jnp.float32) * 2.0**-32
+
+
+def _poisson(mean: Array, u: Array) -> Array:
+    """Poisson numbers: how often the probability of more than k = 0, 1, ... exceeds random numbers from 0 to 1."""
+    u = u.astype(mean.dtype)
+
+    def going(state: Any) -> Array:
+        k, term, above, _ = state
+        return jnp.any((u < above) & ((k < mean) | (term > 1e-12)))
+
+    def step(state: Any) -> Any:
+        k, term, above, count = state
+        more = (u < above) & ((k < mean) | (term > 1e-12))
+        return k + 1, term * mean / (k + 1), above - term * mean / (k + 1), count + more
+
+    zero = mean.astype(jnp.int32) * 0
+    start = jnp.zeros((), mean.dtype) + 0 * jnp.max(mean), jnp.exp(-mean), -jnp.expm1(-mean), zero
+    return jax.lax.while_loop(going, step, start)[3]
