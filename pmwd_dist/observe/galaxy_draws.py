@@ -117,9 +117,9 @@ def means_of(
         D = table.D1(scale_factor_at(jnp.asarray([near, far], float), table))
         shares = np.array(parabola(jnp.linspace(D[0], D[1], _POINTS), jnp.asarray(nodes)), float)
         low, high = (np.array([[float(bound(field))] for field in fields]) for bound in (jnp.min, jnp.max))
+        _check_most(survey.n_z[1].max() * volume * float(np.max(high[:, 0] / norms)))
         largest = np.sum(np.maximum(shares * low, shares * high), axis=0)
         most *= float(np.max(largest / np.maximum(np.asarray(norms) @ shares, 1e-30)))
-    _check_most(most)
     words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
     means = Means(
         jnp.asarray(np.stack(survey.n_z), dtype),
