@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe.catalogue import Catalogue, about_simulation
 from pmwd_dist.observe.halos import HaloCatalogue, check_halos
 from pmwd_dist.observe.passage import images_of
-from pmwd_dist.observe.shells import check_images, checked_observer
+from pmwd_dist.observe.shells import checked_observer
 from pmwd_dist.observe.survey import UNITS, distances_at, redshift_table, sky
 from pmwd_dist.parallel.inputs import check_on_host
 from pmwd_dist.pm.inputs import check_config
@@ -60,9 +59,9 @@ def halo_light_cone(
     """
     check_config(config)
     check_on_host("halo_light_cone", cosmo)
-    table, box = growth_table_to(2, cosmo), np.asarray(config.box_size)
+    table = growth_table_to(2, cosmo)
     later_first = _checked(catalogues, config, table)
-    place = checked_observer(box / 2 if observer is None else observer, config.box_size)
+    place = checked_observer(observer, config.box_size)
     times = np.array([halos.about["a"] for halos in later_first])
     distances = distances_at(1 / times - 1, table)
     edges = np.concatenate([distances[:1], (distances[1:] + distances[:-1]) / 2, distances[-1:]])
@@ -71,8 +70,7 @@ def halo_light_cone(
     rates = np.asarray(table.momentum(1 / (1 + z)), float)
     parts = list[dict[str, np.ndarray]]()
     for halos, (near, far), at in zip(later_first, itertools.pairwise(edges), distances, strict=True):
-        images = images_of(SimpleNamespace(config=config, edges=(near, far), observer=place))
-        check_images(len(images), config)
+        images = images_of((near, far), place, config)
         a, D = halos.about["a"], np.interp(at, r, growth)
         slope = halos.velocity * (a / 100 / np.interp(at, r, rates))  # dx / dD
         longest = np.linalg.norm(slope, axis=1) * np.abs(np.interp([near, far], r, growth) - D).max()

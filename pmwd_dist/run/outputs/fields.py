@@ -119,7 +119,7 @@ class Fields(Output):
         each = np.dtype(self.precision).itemsize * math.prod(self.mesh or simulation.config.mesh_shape)
         return count * numbers * each
 
-    def memory(self, config: Config) -> int:
+    def memory(self, simulation: SimulationSetup, config: Config) -> int:
         """Memory of the particles, of their momenta in Mpc/h, and of two fields and the sums of one."""
         numbers = 10 * math.prod(config.particle_shape) + 5 * math.prod(self.mesh or config.mesh_shape)
         return np.dtype(jnp.result_type(float)).itemsize * numbers // config.decomposition.size
