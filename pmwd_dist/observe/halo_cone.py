@@ -97,9 +97,7 @@ def halo_light_cone(
 
 def check_reach(z: float, cosmo: Cosmology | GrowthTable, config: Config, observer: Sequence[float] | None) -> None:
     """Raise ArgumentError if the light cone to a redshift repeats the box too often, or the observer is not in it."""
-    place = checked_observer(observer or np.divide(config.box_size, 2), config.box_size)
-    shell = SimpleNamespace(config=config, edges=(0.0, float(distances_at(z, cosmo))), observer=place)
-    check_images(len(images_of(shell)), config)
+    images_of((0.0, float(distances_at(z, cosmo))), checked_observer(observer, config.box_size), config)
 
 
 _POSITIONS = {name.format(axis) for name in ("halo_{}", "halo_core_{}") for axis in "xyz"}
