@@ -303,6 +303,25 @@ def report(folder: Folder) -> None:
 
 
 @app.command()
+def movie(
+    folder: Folder,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="GIF, or MP4 by ffmpeg; default: movie.gif."),
+    ] = None,
+    fps: Annotated[int, typer.Option(min=1, max=100, help="Frames a second.")] = 8,
+) -> None:
+    """Write the density slices of a run as a movie, one frame for each redshift."""
+    from pmwd_dist.cli.movie import write_movie
+
+    _start("movie", folder, output, fps)
+    with command_errors():
+        finished(folder)  # or it is not the folder of a run
+        if distributed.is_main():
+            _say(f"wrote {write_movie(folder, output, fps=fps)}")
+
+
+@app.command()
 def autotune(
     shape: Annotated[list[int], typer.Argument(metavar="NX [NY NZ]", help="Cells of the mesh; one for a cube.")],
     dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",

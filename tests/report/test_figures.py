@@ -18,7 +18,9 @@ import matplotlib.image
 import matplotlib.quiver
 import numpy as np
 import pytest
+from PIL import Image
 
+from pmwd_dist.cli.movie import write_movie
 from pmwd_dist.io.arrays import Arrays, write_arrays
 from pmwd_dist.report import drawing, plot
 from pmwd_dist.report.tables import Table, read_table, write_table
@@ -281,3 +283,21 @@ def test_tables_and_maps_of_observables_are_drawn_from_their_files(tmp_path: Pat
     (tmp_path / "pdf_z0.500.csv").write_text("# nothing\nof,this\n1,2\n")
     with pytest.raises(ValueError, match=r"pdf_z0.500.csv: has no column 'density'"):
         redraw(tmp_path)
+
+
+def test_a_movie_has_a_frame_for_each_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rng, slices = np.random.default_rng(0), Slices(thickness=4.0)
+    with pytest.raises(ValueError, match=r"DIR=.* has 0 density slices; set more output.redshifts"):
+        write_movie(tmp_path)
+    for z in (1.0, 0.0):
+        values = {"z": z, "density": rng.lognormal(size=(8, 8)), "sides": [10.0, 10.0], "thickness": 4.0}
+        slices.write(tmp_path, z, {name: np.asarray(value) for name, value in values.items()})
+    with Image.open(write_movie(tmp_path, fps=4)) as movie:
+        assert (movie.n_frames, movie.info["duration"]) == (2, 250)
+        first = np.asarray(movie.convert("RGB"), float)
+        movie.seek(1)
+        assert np.abs(np.asarray(movie.convert("RGB"), float) - first).mean() > 1
+    monkeypatch.setattr("matplotlib.animation.writers.is_available", lambda name: False)
+    with pytest.raises(ValueError, match=r"--output=.*movie.mp4' needs ffmpeg"):
+        write_movie(tmp_path, tmp_path / "movie.mp4")
+    assert {path.name for path in tmp_path.iterdir()} == {"density_z0.000.npz", "density_z1.000.npz", "movie.gif"}
