@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import html
 import re
 import sys
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import typer
 from latex2mathml.converter import convert
+from matplotlib.figure import Figure
 from mkdocs.structure.files import File
 from notebooks import pages
 from pydantic import BaseModel
@@ -19,6 +22,7 @@ from pydantic_core import PydanticUndefined
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
+COLOURS = ("#0072B2", "#D55E00", "#009E73")
 _RESULTS = re.compile(r"\]\((?:\.\./)+benchmarks/RESULTS\.md")
 _MATH = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 
@@ -115,9 +119,59 @@ def command_line() -> Iterator[str]:
 
 
 def results() -> Iterator[str]:
-    """The measurements, without the title."""
+    """The measurements, without the title, below figures of two of them."""
     text = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    for draw, words in ((speed, "Time beside the peers on two cores"), (cost, "Accuracy against cost on a GPU")):
+        yield f'<img alt="{words}" src="data:image/png;base64,{draw(text)}">\n'
     yield text.split("\n", 1)[1].replace("](../docs/", "](")
+
+
+def speed(text: str) -> str:
+    """Bars of time beside the peers, from the measurements."""
+    number = r"([\d.]+)"
+    pattern = rf"forward 128³, {number} ms a step.*?PM\+\+.*?[\d.]+ {number}.*?JaxPM [\d.]+ {number}.*?gradient 64³, "
+    found = re.search(rf"{pattern}{number} s.*?PM\+\+ {number}.*?JaxPM\s{number}", text, re.DOTALL)
+    assert found
+    times = [float(x) for x in found.groups()]
+    figure = Figure(figsize=(8, 2.4), layout="constrained")
+    titles = ("forward, 128³, ms a step", "gradient of ten steps, 64³, s")
+    for panel, title, values in zip(figure.subplots(1, 2), titles, (times[:3], times[3:]), strict=True):
+        bars = panel.barh(["pmwd_dist", "PM++", "JaxPM"], values, color=COLOURS[:3])
+        panel.bar_label(bars, fmt="{:g}", padding=3)
+        panel.set(title=title, xlim=(0, 1.2 * max(values)))
+        panel.invert_yaxis()
+    return png(figure)
+
+
+def cost(text: str) -> str:
+    """Error of P(k) at z = 0 up to k_Ny / 2 over the time of a run, from the measurements."""
+    times = re.search(r"3LPT (\d+); a step ([\d.]+) with one\s+cell a particle, ([\d.]+)", text)
+    assert times
+    start, *step = map(float, times.groups())
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    panel = figure.subplots()
+    panel.set(xscale="log", yscale="log")
+    for spacing, colour in zip("124", COLOURS, strict=False):
+        pattern = rf"^\| {spacing} \| (\d) \| (\d+) \| 3(, corrected)? \|[^|]*\| [\d.]+, ([\d.]+),"
+        for kind, marker in (("", "o"), (", corrected", "s")):
+            rows = [row for row in re.findall(pattern, text, re.MULTILINE) if row[2] == kind]
+            if not rows:
+                continue
+            x = [start + step[int(cells) - 1] * int(steps) for cells, steps, *_ in rows]
+            panel.plot(x, [float(row[3]) for row in rows], marker, color=colour, label=f"{spacing} Mpc/h{kind}")
+    for axis, ticks in ((panel.xaxis, (200, 500, 1000, 2000)), (panel.yaxis, (1, 2, 5, 10, 20))):
+        axis.set_ticks(ticks, list(map(str, ticks)))
+        axis.set_minor_formatter("")
+    panel.set(xlabel="time of a run of 512³ particles [ms]", ylabel="error of P(k) to half the Nyquist frequency [%]")
+    panel.legend(title="spacing", fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
+    return png(figure)
+
+
+def png(figure: Figure) -> str:
+    """A figure as base64."""
+    image = BytesIO()
+    figure.savefig(image, dpi=110)
+    return base64.b64encode(image.getvalue()).decode("ascii")
 
 
 def transforms() -> Iterator[str]:
