@@ -109,6 +109,31 @@ def test_a_catalogue_is_a_table_with_units(tmp_path: Path) -> None:
     np.testing.assert_allclose(table["Velocity"].to("m/s").value, 1000 * found.columns["Velocity"])
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The following parameter default values are unchanged")
+def test_an_estimator_of_surveys_finds_the_multipoles_of_the_box() -> None:
+    """Triumvirate, with randoms and distant lines of sight: the modes are the same, randoms scatter."""
+    triumvirate = pytest.importorskip("triumvirate.twopt")
+    objects, tools = (pytest.importorskip(f"triumvirate.{name}") for name in ("catalogue", "dataobjs"))
+    config = configure(pmd.Decomposition((1, 1)), box_size=320.0, mesh_shape=16)
+    x = catalogue(config, simulate(config, 1.0), 3e-3, a=1.0).columns["RedshiftSpacePosition"]
+    field = pmd.observe.counts_from_catalogue(x, config, window="cloud-in-cell") / (3e-3 * 20**3) - 1
+    ours = pmd.observe.power_multipoles(field, config, poles=(0, 2), deconvolve="shot-noise")
+    randoms = np.random.default_rng(0).uniform(0, 320, (10 * len(x), 3))
+    edge = 2 * np.pi / 320
+    mesh = {"boxsize": [320.0] * 3, "ngrid": [16] * 3, "alignment": "centre", "assignment": "cic", "interlace": False}
+    given = [objects.ParticleCatalogue(*points.T, nz=len(x) / 320**3) for points in (x, randoms)]
+    far = {"los_data": np.eye(3)[[2] * len(x)], "los_rand": np.eye(3)[[2] * len(randoms)]}
+    bins = tools.Binning("k", "lin", 0.5 * edge, 5.5 * edge, 5)
+    for degree in (0, 2):
+        theirs = triumvirate.compute_powspec(*given, **far, degree=degree, binning=bins, sampling_params=mesh)
+        power = (theirs["pk_raw"] - theirs["pk_shot"]).real
+        expected = np.asarray(ours.pole(degree))[:5] - (degree == 0) * 320**3 / len(x)
+        scatter = (2 * degree + 1) ** 0.5 * (ours.pole(0)[:5] / np.sqrt(ours.modes[:5]))
+        np.testing.assert_array_equal(theirs["nmodes"], ours.modes[:5])
+        assert np.abs((power - expected) / scatter).max() < 0.4
+
+
 def test_negative_weights_and_bad_arguments() -> None:
     config = configure()
     particles = simulate(config)
