@@ -45,7 +45,7 @@ class LoadedConfig(NamedTuple):
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     """Read the simulation of a TOML file of `pmwd-dist run` or `infer`, also of the `config.toml` of a run. Collective.
 
-    The same steps follow in Python, with the bits of the run.
+    The same steps follow in Python, with the numbers of the run up to rounding.
 
     Args:
       path: TOML file.
