@@ -199,6 +199,43 @@ def test_weights_evolve_with_the_growth_factor() -> None:
     assert np.abs((odds / number - share) / np.sqrt(share * (1 - share) / number)).max() < 4
 
 
+@pytest.mark.parametrize("Omega_k", [-0.2, 0.3])
+def test_numbers_in_a_curved_universe_are_those_of_astropy(Omega_k: float) -> None:
+    cosmo = problems.cosmology(Omega_k=Omega_k)
+    matter = cosmo.Omega_c + cosmo.Omega_b
+    curved = pytest.importorskip("astropy.cosmology").LambdaCDM(100 * cosmo.h, matter, 1 - matter - Omega_k, Tcmb0=0)
+    survey = Survey(([0.3, 0.9], [1e-6, 1e-6]))
+    volume = (curved.comoving_volume(0.9) - curved.comoving_volume(0.3)).value * cosmo.h**3
+    assert survey.number(cosmo) == pytest.approx(1e-6 * volume, rel=1e-4)
+    config = configure(box_size=1000.0, a_start=0.5)
+    found = pmd.observe.galaxy_light_cone(at_rest(config), cosmo, config, survey, key=KEY)
+    assert abs(len(found) - 1e-6 * volume) < 4 * math.sqrt(1e-6 * volume)
+
+
+@pytest.mark.slow
+def test_angular_power_in_three_shells_is_that_of_matter() -> None:
+    """Of the same run in maps of other code: shot noise scatters."""
+    config, edges, n = configure(mesh_shape=16), (60.0, 120.0, 180.0, 240.0), 3e-2
+    particles = clustered(config)
+    cone = pmd.observe.SphericalLightCone(config, edges, 8, assignment="nearest")
+    mass = pmd.nbody(particles, COSMO, config, accumulate=cone).raise_if_failed().accumulated
+    survey = Survey(([redshift(40), redshift(260)], [n, n]))
+    found = pmd.observe.galaxy_light_cone(particles, COSMO, config, survey, key=KEY).columns
+    shell = np.digitize(pmd.comoving_distance(1 / (1 + found["Z_COSMO"]), TABLE), edges) - 1
+    pixels = np.asarray(nearest_pixel(8, directions(found)))
+    for i, matter in enumerate(np.asarray(cone.overdensity(mass))):
+        mean = n * 4 / 3 * math.pi * (edges[i + 1] ** 3 - edges[i] ** 3) / 768
+        counts = np.bincount(pixels[shell == i], minlength=768)
+        ours, theirs = (pmd.observe.angular_power(field) for field in (counts / mean - 1, matter))
+        noise, modes, expected = 4 * math.pi / 768 / mean, ours.modes[2:13], np.asarray(theirs.power)[2:13]
+        change = np.asarray(ours.power)[2:13] - noise - expected
+        scatter = np.sqrt(2 / modes * (2 * expected * noise + noise**2))
+        assert np.abs(change / scatter).max() < 4
+        total, sd = np.average(change, weights=modes), np.sqrt(np.sum((modes * scatter) ** 2)) / np.sum(modes)
+        mean_power = np.average(expected, weights=modes)
+        assert abs(total) < 3 * sd < 0.05 * mean_power
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_bad_surveys_are_refused_before_any_work() -> None:
     z, n = [0.02, 0.1], [1e-3, 1e-3]
