@@ -29,7 +29,6 @@ from pmwd_dist.pm.noise import check_key
 
 UNITS = {"RA": "deg", "DEC": "deg", "Z": "", "Z_COSMO": "", "WEIGHT": "", "NZ": "(h/Mpc)^3"}
 _MOST_NODES, _NODES = 4000, 4096  # of n(z): as many as an attribute in HDF5 holds; of tables of distances
-_AT_ONCE = 1 << 20  # random points
 
 Columns = dict[str, np.ndarray]
 
@@ -285,18 +284,23 @@ def check_survey(survey: Any) -> None:
 
 
 def _directions(mask: np.ndarray | None, number: int, rng: np.random.Generator) -> np.ndarray:
-    """Random directions, as many in each pixel as its share says, by rejection between the outer rings of the mask."""
-    low, high, found = -1.0, 1.0, list[np.ndarray]()
-    nside = 1 if mask is None else nside_of(len(mask))
-    if mask is not None:
-        first, _, _, theta = rings_of(nside)
-        seen, cosines = np.flatnonzero(np.maximum.reduceat(mask, first)), np.cos([0, *theta, math.pi])
-        low, high = cosines[seen[-1] + 2], cosines[seen[0]]
-    while sum(map(len, found)) < number:
-        z, phi = rng.uniform(low, high, _AT_ONCE), rng.uniform(0, 2 * math.pi, _AT_ONCE)
-        across = np.sqrt(1 - z**2)
-        x = np.stack([across * np.cos(phi), across * np.sin(phi), z], -1)
-        if mask is not None:
-            x = x[rng.random(_AT_ONCE) * mask.max() < mask[np.asarray(nearest_pixel(nside, x))]]
-        found.append(x)
-    return np.concatenate(found)[:number]
+    """Random directions, as many in each pixel as its share says, by rejection between its neighbours."""
+    if mask is None:
+        return _vectors(rng.uniform(-1, 1, number), rng.uniform(0, 2 * math.pi, number))
+    first, count, shift, theta = rings_of(nside := nside_of(len(mask)))
+    cosines, x = np.cos([0, *theta, math.pi]), np.empty((number, 3))
+    pixels, left = rng.choice(len(mask), number, p=mask / mask.sum()), np.arange(number)
+    while left.size:
+        some = np.resize(left, 1 << (left.size - 1).bit_length())  # few programs
+        ring = np.searchsorted(first, pixels[some], side="right") - 1
+        place = pixels[some] - first[ring] + 0.5 * shift[ring] + rng.uniform(-1, 1, some.size)
+        points = _vectors(rng.uniform(cosines[ring + 2], cosines[ring]), place * 2 * math.pi / count[ring])
+        good = (np.asarray(nearest_pixel(nside, points)) == pixels[some])[: left.size]
+        x[left[good]] = points[: left.size][good]
+        left = left[~good]
+    return x
+
+
+def _vectors(z: np.ndarray, phi: np.ndarray) -> np.ndarray:
+    across = np.sqrt(1 - z**2)
+    return np.stack([across * np.cos(phi), across * np.sin(phi), z], -1)

@@ -199,6 +199,18 @@ def test_weights_evolve_with_the_growth_factor() -> None:
     assert np.abs((odds / number - share) / np.sqrt(share * (1 - share) / number)).max() < 4
 
 
+def test_random_points_fill_distant_fields_evenly() -> None:
+    survey = Survey(([0.1, 0.2], [1e-3, 1e-3]), mask=np.isin(np.arange(12), [0, 5]) * 1.0)
+    points = directions(pmd.observe.random_catalogue(survey, COSMO, key=KEY, number=20000).columns)
+    counts = np.bincount(np.asarray(nearest_pixel(4, points)), minlength=192)
+    parts = counts[np.isin(nearest_pixel(1, pixel_centres(4)), [0, 5])]
+    assert len(parts) == 32
+    assert chi2(parts, np.full(32, 20000 / 32)) < 4
+    small = np.isin(np.arange(12 * 256**2), [5, 12 * 256**2 - 9]) * 1.0
+    found = pmd.observe.random_catalogue(Survey(survey.n_z, mask=small), COSMO, key=KEY, number=1000).columns
+    assert abs(np.sum(found["DEC"] > 0) - 500) < 80
+
+
 @pytest.mark.parametrize("Omega_k", [-0.2, 0.3])
 def test_numbers_in_a_curved_universe_are_those_of_astropy(Omega_k: float) -> None:
     cosmo = problems.cosmology(Omega_k=Omega_k)
