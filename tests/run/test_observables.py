@@ -397,6 +397,7 @@ def test_counts_have_the_power_of_the_table(tmp_path: Path):
         ("observe.light_cone.pixels=30", "observe.light_cone.pixels = .*not divisible by 4"),
         ("observe.light_cone.nsid=30", "did you mean observe.light_cone.nside?"),
         ("observe.galaxies.b2=1", "observe.galaxies.smoothing: must be given: .*galaxies.b2 diverges on an unsmoothed"),
+        ("observe.galaxies.bs3=1", "observe.galaxies.smoothing: must be given: .*galaxies.bs3 diverges"),
         ("observe.galaxies={number_density=1.0, selection=[[0, -0.1]]}", "selection.*must have shares from 0 to 1"),
         ("observe.galaxies={number_density=1.0, selection=[[0, 1.1]]}", "selection.*must have shares from 0 to 1"),
         ("observe.galaxies.selection=[[0, 1]]", "is for counts, which need observe.galaxies.number_density"),

@@ -38,8 +38,9 @@ from pmwd_dist.run.settings.writing import toml_value
 
 _MASK = "observe.galaxies.mask"
 _BIAS: Any = {"ge": -LARGEST_BIAS, "le": LARGEST_BIAS}
+_OPERATORS = "b2", "bs2", "bnabla2", "b3", "bdeltas2", "bs3"  # of an unsmoothed field they diverge
 CONE = (
-    *("b1", "b2", "bs2", "bnabla2", "smoothing"),
+    *("b1", *_OPERATORS, "smoothing"),
     *("light_cone", "n_z", "sky", "completeness", "redshift_error", "observer"),
 )
 
@@ -70,8 +71,11 @@ class Galaxies(TableOutput):
     b2: float = about("bias of delta^2", 0.0, **_BIAS)
     bs2: float = about("bias of the squared tidal field s^2", 0.0, **_BIAS)
     bnabla2: float = about("bias of the Laplacian of delta [(Mpc/h)^2]", 0.0, **_BIAS)
+    b3: float = about("bias of delta^3", 0.0, **_BIAS)
+    bdeltas2: float = about("bias of delta s^2", 0.0, **_BIAS)
+    bs3: float = about("bias of the cubed tidal field s^3", 0.0, **_BIAS)
     smoothing: float | None = about(
-        "radius of a Gaussian filter on the linear field [Mpc/h]; needed by b2, bs2 and bnabla2",
+        "radius of a Gaussian filter on the linear field [Mpc/h]; needed by all coefficients but b1",
         None,
         4.0,
         gt=0,
@@ -125,7 +129,7 @@ class Galaxies(TableOutput):
 
     def problems(self, box: Box) -> Iterator[str]:
         """Operators that diverge, a selection without counts, a largest wavenumber outside of the mesh's."""
-        for name in ("b2", "bs2", "bnabla2"):
+        for name in _OPERATORS:
             if getattr(self, name) and self.smoothing is None:
                 why = f"the operator of observe.galaxies.{name} diverges on an unsmoothed field"
                 yield f"observe.galaxies.smoothing: must be given: {why}; for example 4.0"
@@ -229,7 +233,7 @@ class Galaxies(TableOutput):
 
     def weights_at(self, a: float, modes: Array, simulation: SimulationSetup) -> Array:
         """Weights of the particles as galaxies at a scale factor."""
-        bias = LagrangianBias(self.b1, self.b2, self.bs2, self.bnabla2)
+        bias = LagrangianBias(b1=self.b1, **{name: getattr(self, name) for name in _OPERATORS})
         return bias_weights(modes, bias, simulation.cosmo, simulation.config, smoothing=self.smoothing, a=a)
 
     def shares_seen(self, config: Config, data: Arrays) -> np.ndarray | None:
