@@ -245,7 +245,7 @@ def test_large_numbers_of_float16_have_a_scale(tmp_path: Path):
     [
         ("observe.fields.mesh=30", r"observe.fields.mesh = 30 along x: is not divisible by 4 .*; use 28 or"),
         ("observe.halos.observer=[0, 0, 65]", "observe.halos.observer: must lie in the box of 64"),
-        ("observe.halos.light_cone=1.0", "observe.halos.light_cone = 1.0: take 256329 repetitions of a box"),
+        ("observe.halos.light_cone=1.0", "observe.halos.light_cone = 1.0: take 456533 repetitions of a box"),
     ],
 )
 def test_keys_that_do_not_fit_the_simulation_are_refused(tmp_path: Path, override: str, words: str):
