@@ -301,3 +301,14 @@ def test_a_movie_has_a_frame_for_each_slice(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(ValueError, match=r"--output=.*movie.mp4' needs ffmpeg"):
         write_movie(tmp_path, tmp_path / "movie.mp4")
     assert {path.name for path in tmp_path.iterdir()} == {"density_z0.000.npz", "density_z1.000.npz", "movie.gif"}
+
+
+def test_tick_labels_of_a_corner_plot_lie_apart():
+    rng = np.random.default_rng(0)
+    draws = {name: mean + 0.0123 * rng.standard_normal((2, 300)) for name, mean in (("sigma8", 0.8), ("b1", 1.2345))}
+    figure = plot.corner(draws)
+    figure.draw_without_rendering()
+    labels = [[label.get_window_extent() for label in axes.get_xticklabels()] for axes in figure.axes[2:]]
+    assert all(len(row) >= 2 for row in labels)
+    boxes = [box for row in labels for box in row]
+    assert all(right.x0 > left.x1 + 2 for left, right in zip(boxes[:-1], boxes[1:], strict=True))
