@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Real
 from pmwd_dist._checks import check_ascending, check_number, check_seen
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import jit
+from pmwd_dist.config import Config
 from pmwd_dist.cosmology.distance import scale_factor_at, transverse_distance
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
@@ -206,11 +207,33 @@ def _vectors(theta: np.ndarray, phi: np.ndarray) -> np.ndarray:
     return np.stack([np.sin(theta) * np.cos(phi), np.sin(theta) * np.sin(phi), np.cos(theta)], axis=-1)
 
 
+def share_beyond_box(
+    ell: ArrayLike, power: Callable[[Array], ArrayLike], cosmo: Cosmology | GrowthTable, cone: LightCone
+) -> Float[Array, " n"]:
+    """Share of C_l in waves longer than the box, which a light cone lacks, by linear theory.
+
+    Args:
+      ell: multipoles.
+      power: linear P(k) at a = 1, as in `limber_power`.
+      cosmo: cosmology, or its `growth_table`.
+      cone: light cone; sources are at its last edge.
+    """
+    table, longest = growth_table_to(2, cosmo), _longest(cone.config)
+    source = 1 / float(scale_factor_at(jnp.asarray(cone.edges[-1]), table)) - 1
+    functions = power, lambda k: jnp.where(k < longest, jnp.asarray(power(k)), 0)
+    whole, lost = (limber_power(ell, function, table, cone.edges, source) for function in functions)
+    return lost / whole
+
+
+def _longest(config: Config) -> float:
+    """Wavenumber of the longest waves [h/Mpc]: the mean has the volume of a sphere of 0.62 of the modes' spacing."""
+    return (3 / (4 * math.pi)) ** (1 / 3) * 2 * math.pi / math.prod(config.box_size) ** (1 / 3)
+
+
 def resolved_share(ell: np.ndarray, k: np.ndarray, cone: LightCone) -> np.ndarray:
     """Power in maps of a light cone over the power of the matter: windows of its pixels, and waves of its particles.
 
-    No wave exceeds the lattice, or is longer than the box: the mean has the volume of a sphere of 0.62 of its modes'
-    spacing. Planes of a flat sky are painted and read by cloud-in-cell.
+    No wave exceeds the lattice, or is longer than the box. Planes of a flat sky are painted and read by cloud-in-cell.
 
     Args:
       ell: multipoles, shape (n,).
@@ -223,8 +246,7 @@ def resolved_share(ell: np.ndarray, k: np.ndarray, cone: LightCone) -> np.ndarra
     directions = _vectors(np.arccos(np.repeat((mu + 1) / 2, _ANGLES)), np.tile(phi, _ANGLES))
     nyquist = math.pi * np.asarray(config.particle_shape) / np.asarray(config.box_size)
     inside = k[..., None] <= (nyquist / directions).min(axis=1)
-    mean = (3 / (4 * math.pi)) ** (1 / 3) * 2 * math.pi / math.prod(config.box_size) ** (1 / 3)
-    share = (inside @ np.repeat(weight, _ANGLES)) / (2 * _ANGLES) * (k >= mean)
+    share = (inside @ np.repeat(weight, _ANGLES)) / (2 * _ANGLES) * (k >= _longest(config))
     if isinstance(cone, SphericalLightCone):
         lmax = math.ceil(float(ell.max()))
         window = pixel_window(cone.nside, lmax, nearest=cone.assignment == "nearest")

@@ -11,6 +11,7 @@ import pytest
 from scipy.integrate import quad
 
 import pmwd_dist as pmd
+from pmwd_dist.observe.angular_power import share_beyond_box
 
 BOX = (40.0, 44.0, 50.0)  # no mode lies between two bins
 
@@ -131,6 +132,12 @@ def test_limber_power_is_the_integral():
         ell, power, EinsteinDeSitter, (0.0, 2000.0), ([0.699, 0.7, 0.701], [0.0, 1.0, 0.0])
     )
     np.testing.assert_allclose(spread, expected, rtol=2e-3)
+
+    longest, few = (3 / (4 * np.pi)) ** (1 / 3) * 2 * np.pi / 500, np.array([3.0, 6.0])
+    cone = pmd.observe.SphericalLightCone(pmd.Config(500.0, 8), (0.0, chi), 1)
+    ends = [[quad(integrand, low, chi, (value,))[0] for low in (1e-3, (value + 0.5) / longest)] for value in few]
+    lost = share_beyond_box(few, power, EinsteinDeSitter, cone)
+    np.testing.assert_allclose(lost, [part / whole for whole, part in ends], rtol=0.02)
 
     def crossed(x: float, ell: float) -> float:
         return integrand(x, ell) * (near - x) / near / ((chi - x) / chi)

@@ -26,7 +26,7 @@ from pmwd_dist.cosmology.growth import GrowthTable, growth_table
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.io.snapshot import content
 from pmwd_dist.observe import lensing
-from pmwd_dist.observe.angular_power import AngularPower, all_powers, limber_power
+from pmwd_dist.observe.angular_power import AngularPower, all_powers, limber_power, share_beyond_box
 from pmwd_dist.observe.flat_sky import ACROSS, FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.observe.power import mean
@@ -54,6 +54,7 @@ from pmwd_dist.run.settings.writing import one_line
 
 _MAPS, _POWER = "light_cone.hdf5", "convergence_power.csv"
 _WIDEST = 10.0  # field of view that is chosen where none is given [degrees]
+_LARGE = (10, 30)  # multipoles
 _LARGEST_NSIDE = 1024  # of harmonics, which take longer than the simulation on larger spheres
 
 
@@ -227,10 +228,13 @@ class LightCone(Output):
         return [f"observe.light_cone.edges: {text}" for text in found if text is not None]
 
     def description(self, simulation: SimulationSetup) -> str:
-        """Number and distances of the shells."""
+        """Number and distances of the shells, and the loss of large scales."""
         cone: Any = simulation.light_cone
         count, near, far = len(cone.edges) - 1, cone.edges[0], cone.edges[-1]
-        return f"light cone of {count} shell{'s' * (count > 1)} from {near:.4g} to {far:.4g} Mpc/h"
+        lost = share_beyond_box(_LARGE, lambda k: np.nan_to_num(simulation.linear_power(k)), simulation.cosmo, cone)
+        shares = " and ".join(f"{100 * x:.2g} % at l = {ell}" for ell, x in zip(_LARGE, np.asarray(lost), strict=True))
+        shells = f"light cone of {count} shell{'s' * (count > 1)} from {near:.4g} to {far:.4g} Mpc/h"
+        return f"{shells}; C_l lacks {shares} in waves longer than the box"
 
     @property
     def _has_harmonics(self) -> bool:
