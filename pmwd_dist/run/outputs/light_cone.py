@@ -54,7 +54,7 @@ from pmwd_dist.run.settings.writing import one_line
 
 _MAPS, _POWER = "light_cone.hdf5", "convergence_power.csv"
 _WIDEST = 10.0  # field of view that is chosen where none is given [degrees]
-_LARGE = (10, 30)  # multipoles
+_LARGE = np.array([10, 30])  # multipoles
 _LARGEST_NSIDE = 1024  # of harmonics, which take longer than the simulation on larger spheres
 
 
