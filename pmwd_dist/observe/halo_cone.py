@@ -37,7 +37,7 @@ def halo_light_cone(
     straight line in the growth factor, x = x_i + (dx/dD)_i (D - D_i), until light passes them, as particles do in a
     step. Masses are those of the catalogue: halos do not grow or merge meanwhile. The box is repeated around the
     observer by shifts of its sides, as for `galaxy_light_cone`. The light cone reaches from the distance of the last
-    catalogue to the one of the first.
+    catalogue to the one of the first. Catalogues after a = 1 have no part in it.
 
     Args:
       catalogues: halos of `friends_of_friends` at two or more times.
@@ -51,7 +51,8 @@ def halo_light_cone(
       their positions, with the velocities of that time; ordered by catalogue, the latest first.
 
     Raises:
-      ValueError: the catalogues are less than two, of equal times or of another box, or the observer is not in the box.
+      ValueError: the catalogues until a = 1 are less than two, of equal times or of another box, or the observer is
+        not in the box.
 
     Examples:
       >>> halos = [observe.friends_of_friends(x, cosmo, config, a=a) for a, x in snapshots.items()]
@@ -109,9 +110,9 @@ def _checked(catalogues: Sequence[HaloCatalogue], config: Config, table: GrowthT
         raise ArgumentError("catalogues", catalogues, "must be a list of catalogues", show_value=False)
     for halos in catalogues:
         check_halos(halos, config, table, name="catalogues")
-    found = sorted(catalogues, key=lambda halos: -halos.about["a"])
+    found = sorted((x for x in catalogues if x.about["a"] < 1 + 1e-6), key=lambda halos: -halos.about["a"])
     times = [halos.about["a"] for halos in found]
     if len({*times}) < max(len(times), 2) or any({*halos.columns} != {*found[0].columns} for halos in found):
-        constraint = f"must have the same columns at two or more different times, and have a = {times}"
+        constraint = f"must have the same columns at two or more different times until a = 1, and have a = {times}"
         raise ArgumentError("catalogues", catalogues, constraint, show_value=False)
     return found

@@ -244,7 +244,7 @@ def test_large_numbers_of_float16_have_a_scale(tmp_path: Path):
     ("override", "words"),
     [
         ("observe.fields.mesh=30", r"observe.fields.mesh = 30 along x: is not divisible by 4 .*; use 28 or"),
-        ("observe.halos.observer=[0, 0, 65]", "observe.halos.observer: must lie in the box of 64"),
+        ("observe.halos={light_cone=1.0, observer=[0, 0, 65]}", "observe.halos.observer: must lie in the box of 64"),
         ("observe.halos.light_cone=1.0", "observe.halos.light_cone = 1.0: take 456533 repetitions of a box"),
     ],
 )
@@ -418,7 +418,12 @@ def test_counts_have_the_power_of_the_table(tmp_path: Path):
         ("observe.bispectrum.shells=0", "bispectrum.shells = 0: must be 1 or more"),
         ("observe.bispectrum.triangles=right", "bispectrum.triangles = .right.: must be"),
         ("observe.halos.linking_length=2.0", "halos.linking_length = 2.0: must be 1 or less"),
-        ("observe.halos.light_cone=0.5", "halos.light_cone = 0.5: needs halos of two or more output.redshifts up to"),
+        (
+            "observe.halos.light_cone=0.5 --set time.a_stop=1.2 --set output.redshifts=[0, -0.1]",
+            "halos.light_cone = 0.5: needs halos of two or more output.redshifts from 0 to it",
+        ),
+        ("observe.halos.observer=[1, 2, 3]", "halos.observer: has no effect without a light_cone; leave it out"),
+        ("observe.halos.min_particles=5000", "halos.min_particles = 5000: must be at most 4096, all particles"),
         ("observe.fields.quantities=[]", "fields.quantities = .*: must hold one name or more, each once"),
         ("observe.fields.precision=float64", "fields.precision = .float64.: must be .float16. or .float32."),
         ("observe.pdf.high=1e-3", "must be greater than observe.pdf.low = 0.01"),
@@ -430,7 +435,7 @@ def test_counts_have_the_power_of_the_table(tmp_path: Path):
 def test_bad_settings_are_one_line(tmp_path: Path, override: str, words: str):
     file = tmp_path / "run.toml"
     file.write_text(f"{MINIMAL}[devices]\npdims = [4, 1]\n")
-    (problem,) = problems(file, override)
+    (problem,) = problems(file, *override.split(" --set "))
     assert re.search(words, problem), problem
 
 

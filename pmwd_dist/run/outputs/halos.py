@@ -69,8 +69,12 @@ class Halos(TableOutput):
     )
 
     def problems(self, box: Box) -> Iterator[str]:
-        """A box of few particles along a side."""
-        volume, least = math.prod(box.size) / math.prod(box.particles or box.mesh), min(box.size) / 2
+        """An observer without a light cone, and a box of few particles, in all or along a side."""
+        if self.observer is not None and self.light_cone is None:
+            yield "observe.halos.observer: has no effect without a light_cone; leave it out"
+        if self.min_particles > (count := math.prod(box.particles or box.mesh)):
+            yield f"observe.halos.min_particles = {self.min_particles}: must be at most {count}, all particles"
+        volume, least = math.prod(box.size) / count, min(box.size) / 2
         if self.linking_length * volume ** (1 / 3) >= least:
             limit = f"must be less than half of the box, {least / volume ** (1 / 3):.3g}"
             yield f"observe.halos.linking_length = {self.linking_length}: {limit}; use more box.particles"

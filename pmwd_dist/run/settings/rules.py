@@ -75,9 +75,9 @@ def _outputs(settings: SimulationSettings) -> Problems:
             f"(a = {time.a_start:g} to {time.a_stop:g}); change output.redshifts, or time.a_start or time.a_stop"
         )
     halos = settings.observe.halos
-    near = [z for z in output.redshifts or () if halos is not None and z <= (halos.light_cone or 0)]
+    near = [z for z in output.redshifts or () if halos is not None and -slack <= z <= (halos.light_cone or 0)]
     if halos is not None and halos.light_cone is not None and len(near) < 2:
-        yield f"observe.halos.light_cone = {halos.light_cone}: needs halos of two or more output.redshifts up to it"
+        yield f"observe.halos.light_cone = {halos.light_cone}: needs halos of two or more output.redshifts from 0 to it"
 
 
 def _start(settings: SimulationSettings) -> Problems:
