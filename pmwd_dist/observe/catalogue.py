@@ -21,7 +21,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import atomic_write
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
+from pmwd_dist.cosmology.growth import GrowthTable, parameters_of
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe.counts import negative_shares
 from pmwd_dist.observe.redshift_space import LineOfSight, redshift_space
@@ -141,7 +141,7 @@ def galaxy_catalogue(
 def about_simulation(cosmo: Cosmology | GrowthTable, config: Config) -> dict[str, Any]:
     """Facts about a simulation, for the attributes of a file."""
     own = {field.name: getattr(config, field.name) for field in fields(config) if field.name != "decomposition"}
-    values_of = vars(growth_table_to(config.lpt_order, cosmo).cosmo)
+    values_of = vars(parameters_of(cosmo))
     cosmology = {name: None if x is None else np.asarray(x).tolist() for name, x in values_of.items()}
     about = {"config": json.dumps(own, default=str), "cosmology": json.dumps(cosmology)}
     return {"box_size [Mpc/h]": config.box_size} | about

@@ -32,7 +32,7 @@ def catalogue(a: float, table: pmd.GrowthTable, **about: Any) -> observe.HaloCat
 def test_halos_are_where_light_passes_them(cosmo: Any) -> None:
     """Each point once in each repetition of the box, although catalogues end between their times."""
     table, observer = pmd.growth_table(cosmo), np.array([10.0, 150.0, 30.0])
-    found = observe.halo_light_cone([catalogue(a, table) for a in (*TIMES, 1.2)], table, CONFIG, observer=observer)
+    found = observe.halo_light_cone([catalogue(a, table) for a in (*TIMES, 1.2)], cosmo, CONFIG, observer=observer)
     a = np.linspace(0.75, 1, 2000)
     r, D = (np.asarray(x)[::-1] for x in (pmd.comoving_distance(a, table), table.D1(a)))
     farthest, expected = float(pmd.comoving_distance(0.8, table)), []
