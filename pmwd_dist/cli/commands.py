@@ -26,7 +26,14 @@ from pmwd_dist.run.common.fingerprint import compare_processes, may_change
 from pmwd_dist.run.common.folder import CONFIG, finished, prepare_folder, state
 from pmwd_dist.run.common.job import Job, execute
 from pmwd_dist.run.common.lock import folder_lock
-from pmwd_dist.run.ensemble import Ensemble, is_ensemble, prepare_ensemble, run_ensemble, write_summary
+from pmwd_dist.run.ensemble import (
+    Ensemble,
+    is_ensemble,
+    prepare_ensemble,
+    run_ensemble,
+    state_of_rows,
+    write_summary,
+)
 from pmwd_dist.run.settings import Settings, SimulationSettings, read_any
 from pmwd_dist.run.settings.columns import read_settings_table
 from pmwd_dist.run.settings.section import duration
@@ -231,7 +238,8 @@ def doctor(folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Fo
     _say(*report_lines(folder if folder is not None and folder.is_dir() else Path()))
     if folder is not None:
         with command_errors():
-            _say(f"run         {folder}: {state(folder)}")
+            text = state_of_rows(Ensemble.of_folder(folder)) if is_ensemble(folder) else state(folder)
+            _say(f"run         {folder}: {text}")
 
 
 @app.command()

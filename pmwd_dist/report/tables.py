@@ -54,7 +54,9 @@ def read_table(path: Path) -> Table:
             title, (names, *lines) = names[2:], [line for line in lines if not line.startswith("# ")]
         found = [re.fullmatch(r"([^\[\]]+?)(?: \[(.*)\])?", name) for name in names.split(",")]
         pairs = [(match.group(1), match.group(2)) for match in found if match]
-        values = np.loadtxt(lines, delimiter=",", ndmin=2).T
+        if not any(map(str.strip, lines)):
+            raise ValueError("it has no rows")
+        values = np.loadtxt(lines, delimiter=",", ndmin=2, comments=None).T
         columns = dict(zip((name for name, _ in pairs), values, strict=True))
     except ValueError as error:
         raise ValueError(f"{path}: not a table of this program ({' '.join(str(error).split())})") from error

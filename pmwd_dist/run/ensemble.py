@@ -18,13 +18,13 @@ import h5py
 import jax
 import numpy as np
 
-from pmwd_dist._files import atomic_write, free_space, read_text
+from pmwd_dist._files import atomic_write, free_space, message, read_text
 from pmwd_dist._jax.profile import recording
 from pmwd_dist._memory import size
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, from_main, raise_on_all_processes
 from pmwd_dist.pm.status import SimulationError
-from pmwd_dist.report.tables import read_table
+from pmwd_dist.report.tables import Table, read_table
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.control import Interrupted, StopRequest, stop_requests
 from pmwd_dist.run.common.fingerprint import identity
@@ -45,6 +45,7 @@ from pmwd_dist.run.settings.columns import SettingsTable, read_settings_table
 from pmwd_dist.run.simulation.job import SimulationJob
 
 BASE, TABLE, SUMMARY, ROWS = "base.toml", "table.csv", "summary.h5", "rows"
+_BAD = ("failed", "damaged")  # ends of rows with a reason
 _TABLES_SIZE = 1_000_000  # of the small files of a row [bytes]
 
 
@@ -261,42 +262,55 @@ def write_summary(ensemble: Ensemble) -> list[str]:
     """Write the tables of all rows into one file, with their parameters and what has become of them. Collective.
 
     Raises:
-      SimulationError: rows have failed.
+      SimulationError: rows have failed, or their files are damaged; those of the other rows are in the summary.
       OSError, ValueError: a file can't be written, or is damaged.
     """
     with raise_on_all_processes():
         if not distributed.is_main():
             return []
         ends = [_end(ensemble.row(i)) for i in range(len(ensemble.table.rows))]
+        tables = dict[int, dict[str, Table]]()
+        for i in (i for i, (status, _) in enumerate(ends) if status == "finished"):
+            row = ensemble.row(i)
+            try:
+                tables[i] = {name: read_table(row / name) for name in manifest.files(row) if name.endswith(".csv")}
+            except (OSError, ValueError) as error:
+                ends[i] = "damaged", f"{message(error)}; remove {row} and resume to run it again"
         with folder_lock(ensemble.folder, wait=True), atomic_write(ensemble.folder / SUMMARY) as aside:
-            _write(aside, ensemble, ends)
-        counts = ", ".join(f"{n} {status}" for status, n in Counter(status for status, _ in ends).most_common())
-        text = f"{ensemble.folder / SUMMARY}: {len(ends)} rows, {counts}"
-        if failed := [f"{text}; row {i}: {reason}" for i, (status, reason) in enumerate(ends) if status == "failed"]:
+            _write(aside, ensemble, ends, tables)
+        text = f"{ensemble.folder / SUMMARY}: {_counts(ends)}"
+        if failed := [f"{text}; row {i}: {reason}" for i, (status, reason) in enumerate(ends) if status in _BAD]:
             raise SimulationError(failed[0])
         return [text]
 
 
-def _write(path: Path, ensemble: Ensemble, ends: Sequence[tuple[str, str]]) -> None:
+def state_of_rows(ensemble: Ensemble) -> str:
+    """How many rows there are, and have ended in which way."""
+    return _counts([_end(ensemble.row(i)) for i in range(len(ensemble.table.rows))])
+
+
+def _counts(ends: Sequence[tuple[str, str]]) -> str:
+    counts = Counter(status for status, _ in ends).most_common()
+    return f"{len(ends)} rows, {', '.join(f'{n} {status}' for status, n in counts)}"
+
+
+def _write(path: Path, ensemble: Ensemble, ends: Sequence[tuple[str, str]], found: dict[int, dict[str, Table]]) -> None:
     """Write HDF5: a group with the parameters, one with each table, of shape (rows, length), and how rows ended."""
-    rows = [ensemble.row(i) for i in range(len(ends))]
-    finished = [i for i, (status, _) in enumerate(ends) if status == "finished"]
-    names = {i: [name for name in manifest.files(rows[i]) if name.endswith(".csv")] for i in finished}
     with h5py.File(path, "w") as file:
         values = [settings.values() for settings in ensemble.table.rows]
         for key in ensemble.table.columns:
             file[f"parameters/{key}"] = _array([value[key] for value in values])
         for name, texts in zip(("status", "reason"), zip(*ends, strict=True), strict=True):
             file[name] = _array(texts)
-        for name in sorted({name for each in names.values() for name in each}):
-            tables = {i: read_table(rows[i] / name) for i in finished if name in names[i]}
+        for name in sorted({name for tables in found.values() for name in tables}):
+            tables = {i: tables[name] for i, tables in found.items() if name in tables}
             columns = {column: table.units.get(column, "") for table in tables.values() for column in table.columns}
             for column, unit in columns.items():
                 values = {i: table[column] for i, table in tables.items() if column in table.columns}
-                found = np.full((len(rows), max(map(len, values.values()))), np.nan)
+                rows = np.full((len(ends), max(map(len, values.values()))), np.nan)
                 for i, value in values.items():
-                    found[i, : len(value)] = value
-                file[f"{Path(name).stem}/{column}"] = found
+                    rows[i, : len(value)] = value
+                file[f"{Path(name).stem}/{column}"] = rows
                 file[f"{Path(name).stem}/{column}"].attrs["unit"] = unit
 
 

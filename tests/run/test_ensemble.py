@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -96,6 +97,24 @@ def test_failed_rows_have_a_reason_and_are_tried_again(files: list[Path | str], 
     assert command("resume", folder) == 0
     assert_same(folder / "rows/00001", single)
     assert texts(folder, "status") == ["finished"] * 3
+
+    (folder / "rows/00001/power_z0.000.csv").unlink()
+    (folder / "rows/00002/power_z0.000.csv").write_text("garbage\n")
+    assert command("report", folder) == 1
+    assert texts(folder, "status") == ["finished", "damaged", "damaged"]
+    _, lost, garbage = texts(folder, "reason")
+    row = folder / "rows/00001"
+    assert lost == f"{row}/power_z0.000.csv: No such file or directory; remove {row} and resume to run it again"
+    assert "rows/00002/power_z0.000.csv: not a table of this program (it has no rows); remove" in garbage
+    with summary(folder) as file:
+        assert np.isnan(file["power_z0.000/power"]).all(axis=1).tolist() == [False, True, True]
+    shutil.rmtree(row)
+    assert command("doctor", folder) == 0
+    out, err = capsys.readouterr()
+    assert f"summary.h5: 3 rows, 2 damaged, 1 finished; row 1: {lost}\n" in err
+    assert f"{folder}: 3 rows, 2 finished, 1 missing\n" in out
+    assert command("resume", folder) == 1
+    assert texts(folder, "status") == ["finished", "finished", "damaged"]
 
 
 def test_programs_share_rows_and_take_up_what_others_leave(files: list[Path | str], single: Path, monkeypatch, capsys):
