@@ -23,7 +23,7 @@ from pmwd_dist.run.common.lock import folder_lock
 from pmwd_dist.run.ensemble import Ensemble, _Worker, run_ensemble
 from pmwd_dist.run.simulation.job import SimulationJob
 
-ROWS = (("1", "0.3"), ("2.0", "0.25"), ("3", "0.35"))
+ROWS = (("1", "0.3"), ("2.0", ".25"), ("3", "0.35"))
 TABLE = "# noise.seed, cosmology.omega_m\n" + "".join(f"{seed}, {omega_m}\n" for seed, omega_m in ROWS)
 
 

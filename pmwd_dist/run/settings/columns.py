@@ -112,9 +112,11 @@ def _column_problem(key: str, columns: Sequence[str]) -> str | None:
 
 
 def _toml(text: str) -> str:
-    """A cell as TOML: whole numbers without the decimals of numpy.savetxt, and True and False of pandas."""
+    """A cell as TOML: .5 as 0.5, whole numbers without the decimals of numpy.savetxt, and True and False of pandas."""
     try:
         value = float(text)
     except ValueError:
         return text.lower() if text in ("True", "False") else printable(text)
-    return str(int(value)) if value.is_integer() and abs(value) < 1 << 53 else text
+    if not value.is_integer():
+        return repr(value)
+    return str(int(value)) if abs(value) < 1 << 53 else text
