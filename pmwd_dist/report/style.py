@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 import numpy as np
 
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import atomic_write
 from pmwd_dist.cosmology.sampled_parameters import symbol_of
 
@@ -130,9 +131,11 @@ def label_decades(axis: Axis, digits: Sequence[float]) -> None:
 
 @contextmanager
 def drawing_errors(path: Path) -> Generator[None]:
-    """Raise errors of all kinds, as Matplotlib has them, as ValueError; an OSError is left as it is."""
+    """Raise errors of all kinds, as Matplotlib has them, as ValueError; errors of reading are left as they are."""
     try:
         yield
+    except ArgumentError as error:
+        raise ValueError(f"{path}: {error}") from error
     except (OSError, ValueError):
         raise
     except Exception as error:
