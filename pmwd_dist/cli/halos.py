@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist.cli.measure import check_outputs
 from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY
 from pmwd_dist.io.snapshot.header import SnapshotHeader, read_header, snapshot_files, units_note
 from pmwd_dist.io.snapshot.particles import (
@@ -52,6 +53,8 @@ def measure_halos(path: Path, output: Path | None, length_unit: str | None, **op
       OSError: a file can't be read or written.
     """
     files = snapshot_files(path)
+    output = path.with_name(f"{path.stem}_halos.hdf5") if output is None else output
+    check_outputs(files, output, output.with_suffix(".csv"))
     header = read_header(files, length_unit)
     count, volume = (*header.counts, 0, 0)[_DARK], math.prod(header.box_size)
     if not count:
@@ -76,7 +79,6 @@ def measure_halos(path: Path, output: Path | None, length_unit: str | None, **op
     Omega_m = matter if math.isnan(header.Omega_m) else header.Omega_m
     E = math.sqrt(Omega_m * header.a**-3 + 1 - Omega_m)
     halos = with_masses(halos, rows, places, matter, E)
-    output = path.with_name(f"{path.stem}_halos.hdf5") if output is None else output
     halos.save(output)
     if distributed.is_main():
         write_table(output.with_suffix(".csv"), halo_table(halos, "200m", f"z = {about['z']:.4g}"))

@@ -32,6 +32,8 @@ def measure_snapshot(
       OSError: a file can't be read or written.
     """
     files = snapshot_files(path)
+    output = path.with_name(f"{path.stem}_power.csv") if output is None else output
+    check_outputs(files, output)
     try:
         header = read_header(files, length_unit)
         config = _config(path, header, mesh)
@@ -40,10 +42,18 @@ def measure_snapshot(
         option = f"--{error.argument.replace('_', '-')}"
         raise ArgumentError(option, error.value, error.constraint, error.remedy) from error
     spectrum = power_spectrum(density, config)
-    output = path.with_name(f"{path.stem}_power.csv") if output is None else output
     if distributed.is_main():
         write_table(output, spectrum_table(spectrum, np.full(len(spectrum.k), np.nan), matter.shot_noise))
     return [_particles_line(matter), f"wrote {output}"], matter_notes(matter, types, files[0], "--length-unit")
+
+
+def check_outputs(files: Sequence[Path], *outputs: Path) -> None:
+    """Raise ArgumentError if a result would replace a file of the snapshot, or another result."""
+    for path in outputs:
+        if path.exists() and any(map(path.samefile, files)):
+            raise ArgumentError("--output", str(path), "is a file of the snapshot", "use another name")
+    if len({*outputs}) < len(outputs):
+        raise ArgumentError("--output", str(outputs[0]), "is the name of the mass function", "use .hdf5")
 
 
 def _particles_line(matter: Matter) -> str:

@@ -203,6 +203,7 @@ def test_power_says_what_is_wrong_in_its_own_words(cli: Cli, tmp_path: Path):
     assert len((tmp_path / "s_power.csv").read_text().splitlines()) == 1 + 4
     with h5py.File(path, "a") as file:
         file["ParticleMesh"].attrs["MeshShape"] = [1, 8, 16]
+    fails(cli("power", path, "--output", path), "s.hdf5' is a file of the snapshot; use another name")
     fails(cli("power", path), "its mesh of (1, 8, 16): must be a whole number, 2 or more")
 
 
@@ -221,6 +222,9 @@ def test_halos_of_a_snapshot(cli: Cli, tmp_path: Path):
         for name, values in expected.columns.items():
             np.testing.assert_allclose(file[name], values, rtol=2e-5, atol=1e-3 * (name[5:] in {"x", "y", "z"}))
     assert (tmp_path / "s_halos.csv").read_text().startswith("# M200m of halos, z = 1")
+    (alias := tmp_path / "alias.hdf5").symlink_to(path)
+    fails(cli("halos", path, "--output", alias), "alias.hdf5' is a file of the snapshot; use another name")
+    fails(cli("halos", path, "--output", "halos.csv"), "'halos.csv' is the name of the mass function; use .hdf5")
     fails(cli("halos", path, "--linking-length", 3), "--linking-length=3.0 must be a finite number from 0.05 to 1")
     with h5py.File(path, "a") as file:
         file["Header"].attrs["MassTable"] = np.zeros(6)
