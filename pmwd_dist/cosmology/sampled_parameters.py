@@ -70,11 +70,9 @@ PARAMETERS: dict[str, SampledParameter] = {
         "each",
     ),
     "m": _lensing("m", 'kind = "normal", mean = 0.0, sd = 0.01', note="the multiplicative bias of each source"),
-    "A_IA": _lensing(
-        r"A_{\mathrm{IA}}", 'kind = "normal", mean = 0.5, sd = 1.0', note="the amplitude of intrinsic alignments"
-    ),
+    "A_IA": _lensing(r"A_{IA}", 'kind = "normal", mean = 0.5, sd = 1.0', note="the amplitude of intrinsic alignments"),
     "eta_IA": _lensing(
-        r"\eta_{\mathrm{IA}}",
+        r"\eta_{IA}",
         'kind = "normal", mean = 0.0, sd = 2.0',
         note="the power of their (1 + z) / 1.62",
     ),

@@ -28,6 +28,8 @@ DPI = 160
 _SIGNS = {
     r"\alpha": "&alpha;",
     r"\delta": "&delta;",
+    r"\Delta": "&Delta;",
+    r"\eta": "&eta;",
     r"\sigma": "&sigma;",
     r"\Omega": "&Omega;",
     r"\nabla": "&nabla;",
