@@ -92,7 +92,7 @@ class Model(eqx.Module):
         self.config, self.forward, self.items = config, forward, tuple(priors.items())
         self.likelihood = jax.tree.map(self._place, likelihood)
         for name in self._declared:
-            if name in forward.names and name in likelihood.names:
+            if name in likelihood.names and name in (*forward.names, *forward.optional):
                 raise ArgumentError("likelihood", name, "is the name of a parameter of the forward model", "rename it")
             if name not in priors:
                 raise ArgumentError("priors", list(priors), f"lacks {name!r}", f"add a prior of {name}")

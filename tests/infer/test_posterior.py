@@ -277,6 +277,7 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda c: model_of({}, fields_of(c, bias="b1")), r"priors=\[\] lacks 'b1'; add a prior of b1"),
     (lambda c: model_of({}, simulation_of(c, observable=GALAXIES(b1="x"))), "lacks 'x'"),
     (lambda _: model_of({}, likelihood=Gaussian("sd")), "lacks 'sd'"),
+    (lambda c: model_of({}, fields_of(c), Gaussian("wa")), "likelihood='wa' is the name of a parameter of the forward"),
     (lambda _: model_of(dict.fromkeys(("Omega_m", "Omega_c"), Uniform(0.1, 0.5))), "both Omega_m and Omega_c"),
     (
         lambda _: model_of(BOTH, lambda noise, p: 1 + noise * p["b1"]).condition(NUMBERS),
