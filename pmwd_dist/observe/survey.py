@@ -110,7 +110,7 @@ class Survey:
         columns = columns | {"Z": z, "WEIGHT": np.ones(len(z)), "NZ": nz}
         if losses is None:
             return columns
-        share = np.asarray(numbers(losses(dict(columns)), "losses(columns)"), float)
+        share = np.asarray(numbers(losses({name: x.copy() for name, x in columns.items()}), "losses(columns)"), float)
         if share.shape != z.shape:
             raise ArgumentError("losses(columns).shape", share.shape, f"must be {z.shape}, one for each galaxy")
         if len(z):
