@@ -64,7 +64,7 @@ class Survey:
         object.__setattr__(self, "n_z", _checked_n_z(self.n_z))
         object.__setattr__(self, "mask", None if self.mask is None else _checked_mask(self.mask))
         check_number(self.completeness, "completeness", 1e-9, 1)
-        check_number(self.redshift_error, "redshift_error", 0, 1)
+        check_number(self.redshift_error, "redshift_error", 0, 0.2)
         if self.losses is not None and not callable(self.losses):
             raise ArgumentError("losses", self.losses, "must be a function of the columns", show_value=False)
 
@@ -174,7 +174,8 @@ def comoving_positions(
     """Positions of galaxies, shape (galaxies, 3), from `RA`, `DEC` [deg] and `Z` in a cosmology [Mpc/h].
 
     Raises:
-      ValueError: a column is missing, or the observer has not got three coordinates.
+      ValueError: a column is missing, too short or out of its range, such as a Z below 0 by errors of redshifts, or the
+        observer has not got three coordinates.
 
     Examples:
       >>> positions = observe.comoving_positions(galaxies.columns, cosmo, observer=(256.0, 256.0, 256.0))
@@ -187,6 +188,12 @@ def comoving_positions(
     if np.shape(observer) != (3,):
         raise ArgumentError("observer", observer, "must be three coordinates [Mpc/h]")
     ra, dec, z = (np.asarray(columns[name], float) for name in ("RA", "DEC", "Z"))
+    if z.ndim != 1 or not ra.shape == dec.shape == z.shape:
+        shapes = f"{ra.shape}, {dec.shape} and {z.shape}"
+        raise ArgumentError("columns", columns, f"have RA, DEC and Z of the shapes {shapes}", show_value=False)
+    check_number(ra, "columns['RA']", unit="deg", several=True)
+    check_number(dec, "columns['DEC']", -90, 90, unit="deg", several=True)
+    check_number(z, "columns['Z']", 0, remedy="leave galaxies out whose errors reach below", several=True)
     ra, dec, distance = np.radians(ra), np.radians(dec), distances_at(z, cosmo)
     x = np.stack([np.cos(dec) * np.cos(ra), np.cos(dec) * np.sin(ra), np.sin(dec)], -1)
     return distance[:, None] * x + np.asarray(observer, float)

@@ -148,8 +148,16 @@ def test_what_has_no_light_cone_is_refused() -> None:
     survey = pmd.observe.Survey(([1.0, 2.0], [1e-3, 1e-3]))
     with pytest.raises(ValueError, match="survey sees no cell of the mesh, whose farthest one is at z = 0.0"):
         pmd.observe.survey_selection(survey, COSMO, configure())
-    with pytest.raises(ValueError, match="lacks Z; pass catalogue.columns"):
-        pmd.observe.comoving_positions({"RA": np.zeros(1), "DEC": np.zeros(1)}, COSMO)
+    columns = dict.fromkeys(("RA", "DEC", "Z"), np.zeros(1))
+    refused: dict[str, dict[str, Any]] = {
+        "columns=.* lacks Z; pass catalogue.columns": {"RA": np.zeros(1), "DEC": np.zeros(1)},
+        r"have RA, DEC and Z of the shapes \(2,\), \(1,\) and \(1,\)": columns | {"RA": np.zeros(2)},
+        r"columns\['DEC'\] must be a finite number from -90 to 90 deg": columns | {"DEC": np.full(1, 200.0)},
+        r"columns\['Z'\] must be a finite number, 0 or more; leave galaxies out": columns | {"Z": np.full(1, -0.01)},
+    }
+    for message, given in refused.items():
+        with pytest.raises(ValueError, match=message):
+            pmd.observe.comoving_positions(given, COSMO)
 
 
 def stitched(config: pmd.Config, snapshots: pmd.Particles, times: np.ndarray) -> np.ndarray:

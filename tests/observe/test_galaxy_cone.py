@@ -265,7 +265,7 @@ def test_bad_surveys_are_refused_before_any_work() -> None:
         "mask=-0.8 must not be negative": {"mask": -NORTH},
         "mask has no galaxies: it is 0 in every pixel": {"mask": 0 * NORTH},
         "completeness=0 must be a finite number from 1e-09 to 1": {"completeness": 0},
-        "redshift_error=-1 must be a finite number from 0 to 1": {"redshift_error": -1},
+        "redshift_error=1 must be a finite number from 0 to 0.2": {"redshift_error": 1},
         "losses=3|losses must be a function": {"losses": 3},
     }
     for message, changes in surveys.items():

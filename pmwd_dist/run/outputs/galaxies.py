@@ -116,7 +116,7 @@ class Galaxies(TableOutput):
         "survey.h5:/sky",
     )
     completeness: float = about("share of the galaxies that the survey sees", 1.0, gt=0, le=1)
-    redshift_error: float = about("standard deviation of errors of Z / (1 + Z)", 0.0, ge=0, le=1)
+    redshift_error: float = about("standard deviation of errors of Z / (1 + Z)", 0.0, ge=0, le=0.2)
     observer: Annotated[tuple[Distance, Distance, Distance], Three] | None = about(
         "place of the observer in the box [Mpc/h]; default: the centre", None, [0.0, 0.0, 0.0]
     )
