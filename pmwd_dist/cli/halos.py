@@ -77,13 +77,15 @@ def measure_halos(path: Path, output: Path | None, length_unit: str | None, **op
     halos = catalogue_of(groups, places, about | {"linking_length": options["linking_length"]})
     matter = mass * count / volume / CRITICAL_DENSITY
     Omega_m = matter if math.isnan(header.Omega_m) else header.Omega_m
+    notes = [units_note(header, files[0], "--length-unit")]
+    if matter > 1.01 * Omega_m:
+        notes.append(f"warning: density of the particles is {matter:.3g}, and Omega_m {Omega_m:.3g}: look at BoxSize")
     E = math.sqrt(Omega_m * header.a**-3 + 1 - Omega_m)
     halos = with_masses(halos, rows, places, matter, E)
     halos.save(output)
     if distributed.is_main():
         write_table(output.with_suffix(".csv"), halo_table(halos, "200m", f"z = {about['z']:.4g}"))
-    note = units_note(header, files[0], "--length-unit")
-    return [*([note] if note else []), f"{len(halos)} halos", f"wrote {output}", f"wrote {output.with_suffix('.csv')}"]
+    return [*filter(None, notes), f"{len(halos)} halos", f"wrote {output}", f"wrote {output.with_suffix('.csv')}"]
 
 
 def _mass(files: list[Path], header: SnapshotHeader) -> float:

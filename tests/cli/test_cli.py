@@ -217,6 +217,7 @@ def test_halos_of_a_snapshot(cli: Cli, tmp_path: Path):
     assert (code, err, out.splitlines()[0]) == (0, "", "5 halos")
     expected = pmd.observe.friends_of_friends(particles, cosmo, config, linking_length=0.26, a=0.5)
     expected = pmd.observe.overdensity_masses(expected, particles, cosmo, config)
+    Omega_m = float(pmd.growth_table(cosmo).cosmo.Omega_m)
     with h5py.File(tmp_path / "s_halos.hdf5") as file:
         assert set(file) == set(expected.columns)
         for name, values in expected.columns.items():
@@ -227,6 +228,11 @@ def test_halos_of_a_snapshot(cli: Cli, tmp_path: Path):
     fails(cli("halos", path, "--output", "halos.csv"), "'halos.csv' is the name of the mass function; use .hdf5")
     fails(cli("halos", path, "--linking-length", 3), "--linking-length=3.0 must be a finite number from 0.05 to 1")
     with h5py.File(path, "a") as file:
+        file["Header"].attrs["BoxSize"] /= 2
+    found = f"density of the particles is {8 * Omega_m:.3g}, and Omega_m {Omega_m:.3g}: look at BoxSize"
+    assert found in cli("halos", path, "--output", tmp_path / "small.hdf5")[1]
+    with h5py.File(path, "a") as file:
+        file["Header"].attrs["BoxSize"] *= 2
         file["Header"].attrs["MassTable"] = np.zeros(6)
     assert cli("halos", path, "--linking-length", 0.26, "--output", tmp_path / "by_masses.hdf5")[0] == 0
     with h5py.File(tmp_path / "by_masses.hdf5") as file:
