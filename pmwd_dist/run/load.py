@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Array, Float
 
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.parameters import Parameters, parameters
 from pmwd_dist.pm.force_correction import ForceCorrection
 from pmwd_dist.pm.noise import noise_of
 from pmwd_dist.run.common.data_files import NOISE, read_noise
+from pmwd_dist.run.common.folder import CONFIG
 from pmwd_dist.run.settings import SimulationSettings, build, read_any
 
 
@@ -48,11 +50,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     The same steps follow in Python, with the numbers of the run up to rounding.
 
     Args:
-      path: TOML file.
+      path: TOML file, or folder of a run.
       overrides: values of keys, such as "box.size=500".
 
     Raises:
-      ValueError: problems of the file, one line each.
+      ValueError: problems of the file, one line each, or overrides that are no list.
 
     Examples:
       >>> run = pmd.load_config("runs/first/config.toml")
@@ -60,7 +62,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
       >>> particles = pmd.lpt(modes, run.cosmo, run.config)
       >>> solution = pmd.nbody(particles, run.cosmo, run.config, solver=run.solver, saveat=run.saveat)
     """
-    settings = read_any(Path(path), overrides)
+    if isinstance(overrides, str):
+        raise ArgumentError("overrides", overrides, "must be a list", f"pass [{overrides!r}]")
+    path = Path(path)
+    settings = read_any(path / CONFIG if path.is_dir() else path, overrides)
     simulation = build(settings)
     simulation = replace(simulation, field=read_noise(settings).get(NOISE))
     noise: Any = None if simulation.start else noise_of(simulation.noise, simulation.config, simulation.kind)

@@ -124,7 +124,9 @@ def test_particles_are_those_of_nbody_to_the_bit(
         with pytest.raises(Interrupted):
             execute(plan, Events(3))
         execute(resumed(plan.folder), Events(), resume=True)
-        loaded = pmd.load_config(plan.folder / "config.toml")
+        with pytest.raises(ValueError, match=r"overrides='box.size=9' must be a list; pass \['box.size=9'\]"):
+            pmd.load_config(plan.folder, "box.size=9")
+        loaded = pmd.load_config(plan.folder)
         config, cosmo, noise = loaded[:3]
         modes = pmd.linear_modes(noise, cosmo, config, linear_power=loaded.linear_power, f_nl=loaded.f_nl)
         options = {"solver": loaded.solver, "saveat": loaded.saveat, "potential_factor": loaded.potential_factor}
