@@ -196,6 +196,10 @@ class Gaussian(Likelihood):
         if self.k_max is not None and self.k_max < fundamental * (1 - 1e-6):
             constraint = f"leaves no mode of a box of {max(config.box_size):g} Mpc/h"
             raise ArgumentError("k_max", self.k_max, constraint, f"use more than {fundamental:.4g} h/Mpc")
+        last = min(self.k_max or math.inf, math.pi * math.hypot(*(1 / cell for cell in config.cell_size)))
+        if not isinstance(self.noise_k2, str | None) and 1 + self.noise_k2 * last**2 <= 0:
+            constraint = f"has noise of negative power at k = {last:.3g} h/Mpc"
+            raise ArgumentError("noise_k2", self.noise_k2, constraint, f"use more than {-(last**-2):.3g} (Mpc/h)^2")
 
     def contrast(self, data: Array, parameters: Mapping[str, ArrayLike]) -> Array:
         """Data without systematics minus their mean, with all modes, 0 behind the mask."""

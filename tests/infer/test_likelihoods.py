@@ -316,6 +316,7 @@ def damaged(value: float) -> np.ndarray:
             np.ones(SHAPE),
             "k_max=0.2 leaves no mode of a box of 30 Mpc/h; use more than",
         ),
+        (infer.Gaussian(1.0, noise_k2=-1e6), np.ones(SHAPE), "noise_k2=-1000000.0 has noise of negative power at k = "),
         (infer.Poisson(np.ones((2, 2, 2))), np.ones(SHAPE), r"nbar.shape=\(2, 2, 2\) must be mesh_shape"),
         (infer.Gaussian(1.0, mask=np.ones((2, 2, 2))), np.ones(SHAPE), r"mask.shape=\(2, 2, 2\) must be mesh_shape"),
     ],

@@ -70,6 +70,7 @@ WRONG = {
         "likelihood.k_max=0.3",
     ],
     r"likelihood.k_max = 0.1: leaves no mode of a .* use more than 0.1047 h/Mpc": ["likelihood.k_max=0.1"],
+    r"likelihood.noise_k2 = -20.0: has noise of negative power at .* use more than": ["likelihood.noise_k2=-20.0"],
     r"priors.h = { .* }: has a median that is not positive; bound it from below": [
         uniform("h", -1.0, -0.5),
         "data.truth={ h = -0.7 }",
