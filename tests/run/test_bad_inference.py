@@ -46,6 +46,10 @@ WRONG = {
     "likelihood.noise_k2: needs the same noise in all cells": ["likelihood.noise_k2=5.0", "likelihood.slope=1.0"],
     "data.bins: needs likelihood.kind = .poisson. with priors.nbar": ["data.bins=a.npy"],
     "data.templates: needs a prior of their amplitudes; add priors.template": ['data.templates=["a.npy"]'],
+    "data.templates: holds a file twice": [
+        'data.templates=["a.npy", "a.npy"]',
+        'priors.template={ kind = "normal", mean = 0.0, sd = 1.0 }',
+    ],
     "priors.template: is of data.templates": ['priors.template={ kind = "normal", mean = 0.0, sd = 1.0 }'],
     'model.window = "nearest": is of particles as galaxies; use bias = "lagrangian"': ["model.window=nearest"],
     'has low = 3.0, which must be less than high=2.0; for example { kind = "uniform"': [uniform("b1", 3.0, 2.0)],

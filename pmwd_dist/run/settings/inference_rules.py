@@ -79,6 +79,8 @@ def _systematics(settings: InferenceSettings) -> Problems:
         yield 'data.bins: needs likelihood.kind = "poisson" with priors.nbar, which each bin has; leave it out'
     if data.templates is not None and "template" not in settings.priors.given:
         yield "data.templates: needs a prior of their amplitudes; add priors.template"
+    if len({*(data.templates or ())}) < len(data.templates or ()):
+        yield "data.templates: holds a file twice, whose amplitudes no data can tell apart; leave one of them out"
     if data.templates is None and "template" in settings.priors.given:
         yield "priors.template: is of data.templates; leave it out"
     if data.templates is not None and likelihood.maps:
