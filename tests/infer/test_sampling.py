@@ -210,6 +210,7 @@ def test_rounding_does_not_change_the_identity_of_a_model() -> None:
     assert identity_of({"model": elsewhere}) == identity_of({"model": forward})
     other = eqx.tree_at(lambda forward: forward.cosmo.cosmo.h, forward, replace_fn=lambda h: h + 1e-7)
     assert identity_of({"model": other}) != identity_of({"model": forward})
+    assert "Gaussian(sigma=0.5, " in identity_of({"likelihood": infer.Gaussian(0.5)})["likelihood"]  # a message has it
 
 
 def test_a_chain_of_another_model_is_not_continued(run: tuple[Any, ...], tmp_path: Path) -> None:

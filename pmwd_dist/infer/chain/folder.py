@@ -173,7 +173,7 @@ def identity_of(parts: Mapping[str, Any]) -> dict[str, str]:
 
 def _describe(part: Any) -> str:
     if isinstance(part, jax.Array | np.ndarray):
-        values = np.ascontiguousarray(to_host(part))
+        values = np.asarray(to_host(part))
         if values.ndim == 0:
             return repr(values.item())
         digest = hashlib.sha256(values.tobytes()).hexdigest()[:16]
