@@ -25,16 +25,6 @@ if TYPE_CHECKING:
 # Okabe & Ito (2008), distinct to colour-blind readers too; without yellow, which is too light for a line.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DPI = 160
-_SIGNS = {
-    r"\alpha": "&alpha;",
-    r"\delta": "&delta;",
-    r"\Delta": "&Delta;",
-    r"\eta": "&eta;",
-    r"\sigma": "&sigma;",
-    r"\Omega": "&Omega;",
-    r"\nabla": "&nabla;",
-    r"\bar n": "n&#772;",
-}
 P = ParamSpec("P")
 _STYLE: Any = {
     "font.size": 13,
@@ -99,9 +89,9 @@ def latex(name: str) -> str:
 def markup(name: str) -> str:
     """Name of a parameter in HTML."""
     text = "log density" if name == "logdensity" else symbol_of(name) or html.escape(name)
-    for command, sign in _SIGNS.items():
-        text = text.replace(command, sign)
-    return re.sub(r"\^2", "<sup>2</sup>", re.sub(r"_(?:\{(.*)\}|(\w))", r"<sub>\1\2</sub>", text))
+    text = re.sub(r"\\mathrm\{(\w+)\}", r"\1", text.replace(r"\bar n", "n&#772;"))
+    text = re.sub(r"\\([A-Za-z]+)", r"&\1;", text)  # HTML has TeX's names of Greek letters and nabla
+    return re.sub(r"\^(\d)", r"<sup>\1</sup>", re.sub(r"_(?:\{(.*)\}|(\w))", r"<sub>\1\2</sub>", text))
 
 
 def colours(count: int) -> Sequence[ColorType]:

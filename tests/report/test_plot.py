@@ -56,8 +56,9 @@ def test_the_axes_of_a_distribution_end_where_it_does() -> None:
 
 @pytest.mark.parametrize("name", [*SYMBOLS, "nbar_3", "template_12"])
 def test_labels_of_parameters_are_html_without_latex(name: str) -> None:
-    assert "\\" not in markup(name) and "{" not in markup(name)
+    assert not {*"\\{^"} & {*markup(name)}
     assert markup("Omega_m") == "&Omega;<sub>m</sub>" and markup("a<b") == "a&lt;b"
+    assert markup("eta_IA") == "&eta;<sub>IA</sub>" and markup("delta_z") == "&Delta; z"
     assert markup("template_12") == "A<sub>12</sub>" and markup("template_x") == "template<sub>x</sub>"
 
 
