@@ -5,6 +5,7 @@
 - `after`: XLA's compiler for CPUs removes barriers before scheduling (openxla/xla#20440), and so computes arrays for a
   later computation too early. Here the later computation depends on the earlier one. This lowers the memory of
   gradients on CPUs (benchmarks/RESULTS.md, "CPU").
+- `stored`: for the same reason, XLA computes an array again for each of its uses on CPUs.
 
 To be deleted when both are mended in JAX.
 """
@@ -44,12 +45,22 @@ def after(tree: T, done: D) -> tuple[T, D]:
     return jax.tree.unflatten(treedef, out[: len(leaves)]), jax.tree.unflatten(done_treedef, out[len(leaves) :])
 
 
-def _barrier_reference(*operands: jax.Array, waiting: int, batch: int) -> Sequence[jax.Array]:
+def stored(tree: T) -> T:
+    """A barrier that stores the arrays in memory also on CPUs; one of them is of floating-point numbers."""
+    leaves, treedef = jax.tree.flatten(tree)
+    return jax.tree.unflatten(treedef, _barrier_p.bind(*unify_varying(*leaves), waiting=None, batch=0))
+
+
+def _barrier_reference(*operands: jax.Array, waiting: int | None, batch: int) -> Sequence[jax.Array]:
     del waiting, batch
     return jax.lax.optimization_barrier(operands)
 
 
-def _ordered_reference(*operands: jax.Array, waiting: int, batch: int) -> Sequence[jax.Array]:
+def _ordered_reference(*operands: jax.Array, waiting: int | None, batch: int) -> Sequence[jax.Array]:
+    if waiting is None:  # operands of a conditional are stored, and XLA can't remove it
+        first = next(x[(0,) * x.ndim] for x in operands if jnp.issubdtype(x.dtype, jnp.floating))
+        kept = first == first  # noqa: PLR0124
+        return jax.lax.cond(kept, lambda *xs: xs, lambda *xs: tuple(jax.lax.optimization_barrier(xs)), *operands)
     operands = jax.lax.optimization_barrier(operands)
     others = [x for x in operands[waiting:] if jnp.issubdtype(x.dtype, jnp.inexact)]
     first = [x[(slice(None),) * batch + (0,) * (x.ndim - batch)].real for x in others]
@@ -69,7 +80,7 @@ def _times(x: jax.Array, done: jax.Array) -> jax.Array:
 
 
 def _barrier_rule(
-    operands: Sequence[jax.Array], dims: Sequence[int | None], *, waiting: int, batch: int
+    operands: Sequence[jax.Array], dims: Sequence[int | None], *, waiting: int | None, batch: int
 ) -> tuple[list[jax.Array], list[int]]:
     size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
 
@@ -80,21 +91,23 @@ def _barrier_rule(
     return out, [0] * len(operands)
 
 
-def _barrier_non_zero(values: Sequence[Any], waiting: int, batch: int) -> list[Any]:
+def _barrier_non_zero(values: Sequence[Any], waiting: int | None, batch: int) -> list[Any]:
     """The barrier over tangents or cotangents, without symbolic zeros."""
     present = [type(x) is not ad.Zero for x in values]
     some = [x for x, keep in zip(values, present, strict=True) if keep]
-    passed = iter(_barrier_p.bind(*some, waiting=sum(present[:waiting]), batch=batch) if some else ())
+    passed = iter(_barrier_p.bind(*some, waiting=waiting and sum(present[:waiting]), batch=batch) if some else ())
     return [next(passed) if keep else x for x, keep in zip(values, present, strict=True)]
 
 
-def _barrier_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, waiting: int, batch: int) -> tuple[Any, Any]:
+def _barrier_jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, waiting: int | None, batch: int
+) -> tuple[Any, Any]:
     return _barrier_p.bind(*primals, waiting=waiting, batch=batch), _barrier_non_zero(tangents, waiting, batch)
 
 
-def _barrier_transpose(cotangents: Sequence[Any], *_: Any, waiting: int, batch: int) -> Any:
+def _barrier_transpose(cotangents: Sequence[Any], *_: Any, waiting: int | None, batch: int) -> Any:
     if not waiting:
-        return _barrier_non_zero(cotangents, 0, batch)
+        return _barrier_non_zero(cotangents, waiting, batch)
     others = len(cotangents) - waiting
     out = _barrier_non_zero([*cotangents[waiting:], *cotangents[:waiting]], others, batch)
     return [*out[others:], *out[:others]]

@@ -91,7 +91,7 @@ def _density(path: Path, weights: tuple[Array, ...], step: Any, cone: DensityCon
     blocks, first, spacing, wanted, lost = blocks_of(path, step.light, images, config, (0.0, farthest + moved))
     corner = first.astype(dtype) * spacing[None]
     # Most of the repetitions are beyond the mesh.
-    shape: Any = blocks.start.shape[1:4]
+    shape: Any = blocks.start.shape[2:]
     low = corner[:, None] + (images + jnp.asarray(cone.observer, dtype)[None])[None]
     high = low + (jnp.asarray(shape, dtype) * spacing)[None, None]
     largest = moved + jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in jax.lax.stop_gradient(path)]))
@@ -127,19 +127,18 @@ def _piece(
     weight = (assumed / true) ** 2 * series_slope(fiducial, s) / series_slope(distance, s)
     if weights:
         weight = weight * sum(x * y for x, y in zip(parabola(here.D, nodes), weights, strict=True))
-    ratio = (assumed / here.distance)[..., None]
-    place_in_box = here.x * ratio + jnp.asarray(observer, dtype).reshape(1, 1, 1, 3)
-    cells = place_in_box / jnp.asarray(config.cell_size, dtype).reshape(1, 1, 1, 3)
+    place_in_box = here.x * (assumed / here.distance)[None] + jnp.asarray(observer, dtype).reshape(3, 1, 1, 1)
+    cells = place_in_box / jnp.asarray(config.cell_size, dtype).reshape(3, 1, 1, 1)
     lowest = jax.lax.stop_gradient(jnp.floor(cells))
     above = cells - lowest
     mesh, local = config.mesh_shape, config.decomposition.block(config.mesh_shape)
     indices, values = [], []
     for offsets in itertools.product((0, 1), repeat=3):
-        i, j, k = jnp.moveaxis(lowest.astype(jnp.int32) + jnp.asarray(offsets).reshape(1, 1, 1, 3), -1, 0)
+        i, j, k = lowest.astype(jnp.int32) + jnp.asarray(offsets).reshape(3, 1, 1, 1)
         inside = good & (i >= 0) & (i < mesh[0]) & (j >= 0) & (j < mesh[1]) & (k >= 0) & (k < mesh[2])
         device = (i // local[0]) * (mesh[1] // local[1]) + j // local[1]
         at = device * math.prod(local) + ((i % local[0]) * local[1] + j % local[1]) * mesh[2] + k
         indices.append(place(0, jnp.where(inside, at, -1)))
-        share = math.prod(above[..., a] if offset else 1 - above[..., a] for a, offset in enumerate(offsets))
+        share = math.prod(above[a] if offset else 1 - above[a] for a, offset in enumerate(offsets))
         values.append(jnp.where(inside, weight * share, 0))
     return jnp.stack(indices, -1), jnp.stack(values, -1)

@@ -188,15 +188,15 @@ def _rows(
     """Rows of the local galaxies, their number, and whether particles may be lost."""
     dtype, names, (step, means, _) = path.start.dtype, varying_names(path.start), shared
     blocks, first, spacing, wanted, lost = blocks_of(path, step.light, means.images, config, means.edges)
-    parts: Any = tuple(n // m for n, m in zip(path.start.shape[:3], blocks.start.shape[1:4], strict=True))
+    parts: Any = tuple(n // m for n, m in zip(path.start.shape[:3], blocks.start.shape[2:], strict=True))
 
     def put(carry: Any, blocks: Any, images: Any, shared: Any, there: Array) -> Any:
         (rows, count, lost), (path, first, weights), (image, number) = carry, blocks, images
         step, means, table = shared
         corners = first.astype(dtype) * spacing[None] + image
         sites, passed, guess = jax.vmap(passed_sites, (0, 0, None, None))(path, corners, step.light, spacing)
-        place = jnp.stack(jnp.meshgrid(*map(jnp.arange, passed.shape[1:]), indexing="ij"), -1)[None]
-        place, number = place + first[:, None, None, None], jnp.broadcast_to(_along(number), passed.shape)
+        place = jnp.stack(jnp.meshgrid(*map(jnp.arange, passed.shape[1:]), indexing="ij"))[None]
+        place, number = place + first[..., None, None, None], jnp.broadcast_to(_along(number), passed.shape)
         u = _random(means.bits, place, number).astype(dtype)
         chosen = (passed & _along(there) & (u < means.most)).ravel()
         kept = min(u.size, math.ceil(u.size * share + _SIGMAS * math.sqrt(u.size * share) + 50))
@@ -206,14 +206,14 @@ def _rows(
             .set(jnp.arange(u.size, dtype=jnp.int32), mode="drop")
         )
         arrays = (path, sites, guess, u, place, number, weights)
-        path, sites, guess, u, place, number, weights = jax.tree.map(lambda x: x.reshape(-1, *x.shape[4:])[at], arrays)
+        path, sites, guess, u, place, number, weights = jax.tree.map(partial(_chosen, at=at), arrays)
         total = jnp.sum(chosen, dtype=jnp.int32)
 
         here = seen(path, sites, jnp.arange(kept) < total, guess, step)
         mean = means.volume * jnp.interp(here.z, *means.n_z, left=0, right=0)
         mean = mean * (transverse_distance(here.distance, table) / here.distance) ** 2
         if means.mask.ndim:
-            mean = mean * means.mask[nearest_pixel(nside_of(means.mask.size), here.x)]
+            mean = mean * means.mask[nearest_pixel(nside_of(means.mask.size), here.x.T)]
         if weights:
             shares = parabola(here.D, means.nodes)
             norm = sum(share * norm for share, norm in zip(shares, means.norms, strict=True))
@@ -221,8 +221,8 @@ def _rows(
             mean = mean * jnp.maximum(weight, 0) / norm
         # No direction is known at the observer.
         found = _poisson(jnp.where(here.passed & (here.distance > 0), mean, 0), u)
-        values = [number, *place.T, found]
-        new = jnp.stack([*(v.astype(dtype) for v in values), *here.disp.T, here.velocity], -1)
+        values = [number, *place, found]
+        new = jnp.stack([*(v.astype(dtype) for v in values), *here.disp, here.velocity], -1)
         rows = rows.at[_places(found > 0, count, room)].set(new, mode="drop")
         return rows, count + jnp.sum(found > 0, dtype=jnp.int32), lost | (total > kept)
 
@@ -245,9 +245,14 @@ def _places(chosen: Array, first: Array | int, end: int) -> Array:
     return jnp.where(chosen, first + jnp.cumsum(chosen, dtype=jnp.int32) - 1, end)
 
 
+def _chosen(x: Array, at: Array) -> Array:
+    """Numbers or vectors of particles in blocks, shape (blocks, ..., nx, ny, nz), at indices among all particles."""
+    return jnp.moveaxis(x, 0, -4).reshape(*x.shape[1:-3], -1)[..., at]
+
+
 def _random(bits: Array, place: Array, number: Array) -> Array:
-    """Random numbers from 0 to 1 of lattice sites, in an image of the box."""
-    x, y, z = jnp.moveaxis(place.astype(jnp.uint32), -1, 0)
+    """Random numbers from 0 to 1 of lattice sites, shape (blocks, 3, ...), in images of the box."""
+    x, y, z = jnp.moveaxis(place.astype(jnp.uint32), 1, 0)
     words = threefry_2x32(bits, jnp.stack([x | (number.astype(jnp.uint32) << 16), y | (z << 16)]))
     return words[0].astype(jnp.float32) * 2.0**-32
 

@@ -27,7 +27,7 @@ def nside_of(pixels: int) -> int:
 @partial(jit, static_argnames="nside")
 def nearest_pixel(nside: int, vector: Float[Array, "*n 3"]) -> Int[Array, "*n"]:
     """Index of the pixel of a direction, a vector of any length but 0."""
-    z, phi, scaled = _angles(nside, vector)
+    z, phi, scaled = _angles(nside, jnp.moveaxis(vector, -1, 0))
     quarters = phi * (2 / math.pi)
     # Edges of pixels rise and fall with phi: straight lines in the belt, hyperbolas in each quarter of a cap.
     rise, fall = (jnp.floor(nside * (0.5 + quarters + sign * 0.75 * z)) for sign in (-1, 1))
@@ -51,6 +51,12 @@ def interpolation(nside: int, vector: Float[Array, "*n 3"]) -> tuple[Int[Array, 
       nside: pixels along the side of a base pixel.
       vector: directions, of any length but 0.
     """
+    pixels, weights = neighbours(nside, jnp.moveaxis(vector, -1, 0))
+    return jnp.stack(pixels, -1), jnp.stack(weights, -1)
+
+
+def neighbours(nside: int, vector: Array) -> tuple[list[Array], list[Array]]:
+    """The pixels and weights of `interpolation`, in arrays of their own, of directions of shape (3, ...)."""
     z, phi, scaled = _angles(nside, vector)
     theta = _polar_angle(vector)
     belt = jnp.floor(nside * (2 - 1.5 * z) + _slack(nside, z))
@@ -62,30 +68,30 @@ def interpolation(nside: int, vector: Float[Array, "*n 3"]) -> tuple[Int[Array, 
     at_north, at_south = above == 0, above >= 4 * nside - 1
     # Beyond the last ring, the pole replaces the other ring.
     down = (theta - jnp.where(at_north, 0, t0)) / jnp.where(at_south, math.pi - t0, jnp.where(at_north, t1, t1 - t0))
-    shared = jnp.where(at_north, 1 - down, jnp.where(at_south, down, 0))[..., None] / 4
-    opposite = [_opposite(pixels, nside) for pixels in (south_pixels, north_pixels)]
-    north_pixels = jnp.where(at_north[..., None], opposite[0], north_pixels)
-    south_pixels = jnp.where(at_south[..., None], opposite[1], south_pixels)
-    upper = jnp.where(at_north[..., None], 0, (1 - down)[..., None] * north) + shared
-    lower = jnp.where(at_south[..., None], 0, down[..., None] * south) + shared
-    return jnp.concatenate([north_pixels, south_pixels], -1), jnp.concatenate([upper, lower], -1)
+    shared = jnp.where(at_north, 1 - down, jnp.where(at_south, down, 0)) / 4
+    both = list(zip(north_pixels, south_pixels, strict=True))
+    upper_pixels = [jnp.where(at_north, _opposite(south, nside), north) for north, south in both]
+    lower_pixels = [jnp.where(at_south, _opposite(north, nside), south) for north, south in both]
+    upper = [jnp.where(at_north, 0, (1 - down) * share) + shared for share in north]
+    lower = [jnp.where(at_south, 0, down * share) + shared for share in south]
+    return upper_pixels + lower_pixels, upper + lower
 
 
 def _angles(nside: int, vector: Array) -> tuple[Array, Array, Array]:
     """cos(theta), phi from 0 to 2 pi, and nside sqrt(3 (1 - |cos(theta)|)), which is precise near the poles."""
-    across = vector[..., 0] ** 2 + vector[..., 1] ** 2
-    squared = across + vector[..., 2] ** 2
-    z = vector[..., 2] / jnp.sqrt(squared)
-    phi = jnp.arctan2(vector[..., 1], jnp.where(across > 0, vector[..., 0], 1))  # any at a pole, and no derivative
+    across = vector[0] ** 2 + vector[1] ** 2
+    squared = across + vector[2] ** 2
+    z = vector[2] / jnp.sqrt(squared)
+    phi = jnp.arctan2(vector[1], jnp.where(across > 0, vector[0], 1))  # any at a pole, and no derivative
     phi = jnp.where(phi < 0, phi + 2 * math.pi, phi)
     scaled = jnp.where(across > 0, 3 * across / squared / (1 + jnp.abs(z)), 1)
     return z, phi, jnp.where(across > 0, nside * jnp.sqrt(scaled), 0)
 
 
 def _polar_angle(vector: Array) -> Array:
-    across = vector[..., 0] ** 2 + vector[..., 1] ** 2
+    across = vector[0] ** 2 + vector[1] ** 2
     rho = jnp.where(across > 0, jnp.sqrt(jnp.where(across > 0, across, 1)), 0)
-    return jnp.arctan2(rho, vector[..., 2])
+    return jnp.arctan2(rho, vector[2])
 
 
 def _ring(nside: int, ring: Any, dtype: Any, xp: Any = jnp) -> tuple[Any, Any, Any, Any]:
@@ -107,14 +113,14 @@ def _slack(nside: int, x: Array) -> float:
     return 8 * nside * float(jnp.finfo(x.dtype).eps)
 
 
-def _along(nside: int, ring: Array, phi: Array) -> tuple[Array, Array, Array]:
+def _along(nside: int, ring: Array, phi: Array) -> tuple[list[Array], list[Array], Array]:
     """The two pixels of a ring around phi, their weights, and theta of the ring."""
-    first, count, shift, theta = _ring(nside, ring, phi.dtype)
+    first, count, shift, _ = _ring(nside, ring, phi.dtype)
+    theta = jnp.asarray(rings_of(nside)[3], phi.dtype)[ring - 1]  # cheaper than arcsines
     u = phi / (2 * math.pi) * count - 0.5 * shift
     low = jnp.floor(u + _slack(nside, u))
     column = low.astype(jnp.int32)
-    pixels = jnp.stack([first + column % count, first + (column + 1) % count], -1)
-    return pixels, jnp.stack([1 - (u - low), u - low], -1), theta
+    return [first + column % count, first + (column + 1) % count], [1 - (u - low), u - low], theta
 
 
 def _opposite(pixels: Array, nside: int) -> Array:

@@ -32,7 +32,8 @@ class Blocks(NamedTuple):
     """The local lattice in blocks, for a step.
 
     Args:
-      path: displacements during the step, with a leading axis of blocks.
+      path: displacements during the step, shape (blocks, 3, nx, ny, nz): loops over a last axis of components would
+        have 3 iterations, which are not vectorised.
       first: first site of each block in the whole lattice, shape (blocks, 3).
       spacing: spacing of the sites [Mpc/h].
       wanted: whether light may pass a block in an image of the box, shape (blocks, images).
@@ -77,11 +78,11 @@ def blocks_of(path: Path, light: LightCone, images: Array, config: Config, edges
     first = [jax.lax.axis_index(g) * n if p > 1 else 0 for (g, p), n in zip(groups, shape[:2], strict=True)]
     sites = jnp.asarray(corners(shape, parts)) + jnp.stack([jnp.asarray(i) for i in (*first, 0)])[None]
     corner = sites.astype(dtype) * spacing[None]
-    blocks = Path(*(split(x, parts) for x in path))
+    blocks = Path(*(jnp.moveaxis(split(x, parts), -1, 1) for x in path))
     reach = jnp.max(jnp.stack([jax.vmap(max_abs)(x) for x in blocks]), axis=0)
 
     low = corner[:, None] + images[None] - reach[:, None, None]
-    block = jnp.asarray(blocks.start.shape[1:4], dtype) * spacing
+    block = jnp.asarray(blocks.start.shape[2:], dtype) * spacing
     nearest, farthest = _distances_of_boxes(low, low + (block[None, None] + 2 * reach[:, None, None]), jnp)
     inner, outer = jnp.maximum(light.ends[1], edges[0]), jnp.minimum(light.ends[0], edges[-1])
     # The comparison is true for NaN: particles that are not finite must show in the maps.
@@ -96,13 +97,12 @@ def passed_sites(path: Path, corner: Array, light: LightCone, spacing: Array) ->
     The last are fractions of the step, see `crosses`.
     """
     dtype = path.start.dtype
-    axes = [jnp.arange(n).astype(dtype) * spacing[i] for i, n in enumerate(path.start.shape[:3])]
-    sites = jnp.stack(jnp.meshgrid(*axes, indexing="ij"), -1) + corner[None, None, None]
-    sites = jax.lax.stop_gradient(sites)
+    axes = [jnp.arange(n).astype(dtype) * spacing[i] + corner[i] for i, n in enumerate(path.start.shape[1:])]
+    sites = jax.lax.stop_gradient(jnp.stack(jnp.meshgrid(*axes, indexing="ij")))
 
     # Both ends by the same instructions: the end of a step has the bits of the next one's start.
-    ends = sites[None] + jax.lax.stop_gradient(jnp.stack([path.start, path.end]))
-    ends = barrier(jnp.sqrt(jnp.sum(ends**2, axis=-1)))
+    ends = sites[:, None] + jax.lax.stop_gradient(jnp.stack([path.start, path.end], 1))
+    ends = barrier(jnp.sqrt(product(ends, ends)))
     return sites, *crosses(ends[0], ends[1], light)
 
 
@@ -116,8 +116,13 @@ def passing(path: Path, corner: Array, light: LightCone, spacing: Array) -> tupl
 def distance_at(where: tuple[Array, Path, Array], s: Array) -> Array:
     """Distance of particles at a fraction of a step [Mpc/h]; 1 for particles that are not passed, for derivatives."""
     sites, path, passed = where
-    squared = jnp.sum((sites + path.at(s[..., None])) ** 2, axis=-1)
-    return jnp.sqrt(jnp.where(passed > 0, squared, 1))
+    x = sites + path.at(s[None])
+    return jnp.sqrt(jnp.where(passed > 0, product(x, x), 1))
+
+
+def product(x: Array, y: Array) -> Array:
+    """Scalar product of vectors with components along the first axis, without a loop over them."""
+    return x[0] * y[0] + x[1] * y[1] + x[2] * y[2]
 
 
 def summed(
@@ -185,8 +190,8 @@ class Seen(NamedTuple):
 
     Args:
       passed: whether light passes a particle in this step.
-      disp: displacement [Mpc/h].
-      x: position relative to the observer [Mpc/h].
+      disp: displacement, shape (3, ...) [Mpc/h].
+      x: position relative to the observer, shape (3, ...) [Mpc/h].
       distance: distance from the observer [Mpc/h].
       velocity: peculiar velocity along the line of sight [c].
       z: observed redshift.
@@ -205,11 +210,11 @@ class Seen(NamedTuple):
 def seen(path: Path, sites: Array, passed: Array, guess: Array, step: StepSeries) -> Seen:
     """Particles of sites relative to the observer at the moment when light passes them; see `passed_sites`."""
     s = crossing(distance_at, (sites, path, passed.astype(sites.dtype)), passed, guess, step.light)
-    disp = path.at(s[..., None])
-    x = jnp.where(passed[..., None], sites + disp, 1)
-    distance = jnp.sqrt(jnp.sum(x**2, axis=-1))
-    change = 2 * ((1 - s[..., None]) * (path.control - path.start) + s[..., None] * (path.end - path.control))
-    velocity = series(step.velocity, s) * jnp.sum(change * x, axis=-1) / distance
+    disp = path.at(s[None])
+    x = jnp.where(passed[None], sites + disp, 1)
+    distance = jnp.sqrt(product(x, x))
+    change = 2 * ((1 - s[None]) * (path.control - path.start) + s[None] * (path.end - path.control))
+    velocity = series(step.velocity, s) * product(change, x) / distance
     z = (1 + velocity) / series(step.scale, s) - 1
     return Seen(passed, disp, x, distance, velocity, z, step.D[0] + (step.D[1] - step.D[0]) * s)
 

@@ -128,7 +128,7 @@ class Shells(NamedTuple):
             rising, falling = (self.edges[0], self.nodes[0]), (self.nodes[-1], self.edges[-1])
             return _passed(distance, self.nodes), _passed(distance, rising) * (1 - _passed(distance, falling))
         edges = jnp.asarray(self.edges, distance.dtype)
-        shell = jnp.clip(jnp.searchsorted(edges, distance, side="right") - 1, 0, len(edges) - 2)
+        shell = jnp.clip(jnp.searchsorted(edges, distance, side="right", method="compare_all") - 1, 0, len(edges) - 2)
         inside = (distance >= edges[0]) & (distance < edges[-1])
         return shell.astype(distance.dtype), inside.astype(distance.dtype)
 

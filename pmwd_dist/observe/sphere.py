@@ -15,10 +15,11 @@ from jaxtyping import Array, Float
 
 from pmwd_dist._checks import check_choice
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.order import stored
 from pmwd_dist.config import Config
 from pmwd_dist.observe import shells
 from pmwd_dist.observe.crossing import LightCone, Path
-from pmwd_dist.observe.healpix import interpolation, nearest_pixel, pixel_count
+from pmwd_dist.observe.healpix import nearest_pixel, neighbours, pixel_count
 from pmwd_dist.observe.passage import blocks_of, distance_at, images_of, passing, summed
 from pmwd_dist.parallel.inputs import whole_number
 
@@ -116,20 +117,20 @@ def _piece(
     """Indices in the maps and masses, for one pass, of the particles of a block that the light cone passes."""
     (path, corner), (light, spacing) = block, shared
     dtype = path.start.dtype
-    sites, passed, s = passing(path, corner + image, light, spacing)
+    sites, passed, s = stored(passing(path, corner + image, light, spacing))
     where = sites, path, passed.astype(dtype)
     index, total_share = cone.shells.index_and_share(distance_at(where, s))
-    seen = (passed & (total_share > 0))[..., None]
-    direction = jnp.where(seen, sites + path.at(s[..., None]), 1)
+    seen = passed & (total_share > 0)
+    index, total_share, direction = stored((index, total_share, jnp.where(seen[None], sites + path.at(s[None]), 1)))
     if cone.assignment == "nearest":
-        pixels, mass = nearest_pixel(cone.nside, direction)[..., None], jnp.ones_like(seen, dtype)
+        pixels, mass = [nearest_pixel(cone.nside, jnp.moveaxis(direction, 0, -1))], [jnp.ones_like(s)]
     else:
-        pixels, mass = interpolation(cone.nside, direction)
+        pixels, mass = neighbours(cone.nside, direction)
     indices, masses = [], []
     for shell, part in _shares(index, total_share, cone):
-        indices.append(place(shell[..., None], jnp.where(seen, pixels, -1)))
-        masses.append(jnp.where(seen, part[..., None] * mass, 0))
-    return jnp.concatenate(indices, -1), jnp.concatenate(masses, -1)
+        indices += [place(shell, jnp.where(seen, pixel, -1)) for pixel in pixels]
+        masses += [jnp.where(seen, part * share, 0) for share in mass]
+    return stored((jnp.stack(indices), jnp.stack(masses)))
 
 
 def _shares(index: Array, mass: Array, cone: SphericalLightCone) -> list[tuple[Array, Array]]:

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from pmwd_dist._jax import arithmetic
 from pmwd_dist._jax.arithmetic import rows
 from pmwd_dist._jax.derivatives import forward_derivatives, linear_map
-from pmwd_dist._jax.order import after, barrier
+from pmwd_dist._jax.order import after, barrier, stored
 from pmwd_dist._jax.select import batch_max, sum_where, switch
 
 X, K = np.array([0.3, 0.7]), np.linspace(1.0, 2.0, 5)
@@ -155,7 +155,7 @@ BRANCHES = (lambda x, y: jnp.sin(x * y), lambda x, y: x**3 * y, lambda x, y: jnp
 
 
 def switched(index: Any, x: Any, y: Any) -> Any:
-    x, y = barrier((x, y))
+    x, y = stored(barrier((x, y)))
     return jnp.sum(switch(index, BRANCHES, x, y))
 
 
@@ -210,6 +210,14 @@ def test_a_failed_element_of_a_batch_is_waited_for_by_itself() -> None:
         expected = np.array(waiting[name])
         np.testing.assert_array_equal(np.delete(out[name].reshape(6, 4), 1, 0), np.delete(expected.reshape(6, 4), 1, 0))
         assert np.isnan(out[name][0, 1]).all()
+
+
+def test_stored_arrays_are_results_of_a_conditional_which_keeps_them_on_cpus() -> None:
+    x, n = np.array([np.nan, 1.0]), np.arange(2)
+    program = jax.jit(lambda x, n: stored((2 * x, n + 1))).lower(x, n).compile()
+    assert ("conditional(" in str(program.as_text())) == (jax.default_backend() == "cpu")
+    for ours, expected in zip(program(x, n), (2 * x, n + 1), strict=True):
+        np.testing.assert_array_equal(ours, expected)
 
 
 # --- sum_where ----------------------------------------------------------------------------------------------------
