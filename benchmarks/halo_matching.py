@@ -56,6 +56,8 @@ def halos_of(catalogue: observe.HaloCatalogue, config: pmd.Config) -> Halos:
 def read(path: Path) -> Halos:
     """Halos of a file of `halos.save`."""
     with h5py.File(path) as file:
+        if "config" not in file.attrs:
+            raise SystemExit(f"{path}: has no lattice; it must be of halos.save of a simulation of this package")
         box, lattice = file.attrs["box_size [Mpc/h]"], json.loads(file.attrs["config"])["particle_shape"]
         core = np.stack([file[f"halo_core_{axis}"][:] for axis in "xyz"], axis=-1)
         return Halos(file["halo_particles"][:], core / np.divide(box, lattice), np.asarray(lattice, float))

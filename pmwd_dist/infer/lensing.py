@@ -250,7 +250,7 @@ class ShapeNoise(Likelihood):
         check_unmasked(values, name)
         values, several = np.asarray(values), (self.shape[0], *maps.plane)
         if values.shape not in (maps.plane, several, self.shape):
-            constraint = f"must be {several} or {maps.plane}"
+            constraint = f"must be {maps.plane}, {several} or {self.shape}"
             raise ArgumentError(f"{name}.shape", values.shape, constraint)
         return values[:, None] if values.shape == several != self.shape else values
 

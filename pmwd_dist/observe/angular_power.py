@@ -248,7 +248,7 @@ def resolved_share(ell: np.ndarray, k: np.ndarray, cone: LightCone) -> np.ndarra
     inside = k[..., None] <= (nyquist / directions).min(axis=1)
     share = (inside @ np.repeat(weight, _ANGLES)) / (2 * _ANGLES) * (k >= _longest(config))
     if isinstance(cone, SphericalLightCone):
-        lmax = math.ceil(float(ell.max()))
+        lmax = math.ceil(float(ell.max(initial=0)))
         window = pixel_window(cone.nside, lmax, nearest=cone.assignment == "nearest")
         return share * np.interp(ell, np.arange(lmax + 1), window**2)[:, None]
     waves = [k[..., None] * f(phi) * L / n for f, L, n in zip((np.cos, np.sin), cone.sides, cone.pixels, strict=True)]

@@ -20,7 +20,7 @@ from pmwd_dist.observe.survey import UNITS, distances_at, redshift_table, sky
 from pmwd_dist.parallel.inputs import check_on_host
 from pmwd_dist.pm.inputs import check_config
 
-_TURNS = 6  # each reduces the error of a crossing by the velocity in c
+_TURNS = 6  # iterations; each multiplies the error of a crossing by the velocity in c
 _REACH = 1.05  # farthest redshift 1 + z of the table of distances, over that of the first catalogue
 
 
@@ -71,7 +71,7 @@ def halo_light_cone(
     rates = np.asarray(table.momentum(1 / (1 + z)), float)
     parts = list[dict[str, np.ndarray]]()
     for halos, (near, far), at in zip(later_first, itertools.pairwise(edges), distances, strict=True):
-        images = images_of((near, far), place, config)
+        images = images_of((near, far), place, config, "catalogues")
         a, D = halos.about["a"], np.interp(at, r, growth)
         slope = halos.velocity * (a / 100 / np.interp(at, r, rates))  # dx / dD
         longest = np.linalg.norm(slope, axis=1) * np.abs(np.interp([near, far], r, growth) - D).max()

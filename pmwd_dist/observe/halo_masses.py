@@ -55,7 +55,11 @@ def overdensity_masses(
       and `halo_r200c`, comoving [Mpc/h].
 
     Raises:
-      ValueError: the particles have another scale factor or box than the halos, or the cosmology is another one.
+      ValueError: the particles are made for another scale factor or box than that of the halos, or the cosmology is
+        another one.
+
+    Warns:
+      UserWarning: most of the large halos have no dense core among the particles.
 
     Examples:
       >>> halos = observe.overdensity_masses(halos, solution.particles, cosmo, config)
@@ -69,7 +73,7 @@ def overdensity_masses(
     large = halos.number >= _LARGE
     if large.any() and (lost := np.mean(found.columns["halo_m200m"][large] == 0)) > 0.5:
         text = f"particles have no dense core in {100 * lost:.0f} % of the halos of {_LARGE} particles or more"
-        warnings.warn(f"{text}; pass the particles that the halos were found in", stacklevel=3)
+        warnings.warn(f"{text}: the mesh is coarse, or the halos were found in other particles", stacklevel=3)
     return found
 
 

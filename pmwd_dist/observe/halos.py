@@ -34,7 +34,14 @@ _AT_ONCE = 1 << 16  # particles of groups that a thread takes: arrays that stay 
 
 
 class Rows(NamedTuple):
-    """Particles: their numbers and those of their groups, positions [Mpc/h] and peculiar velocities [km/s]."""
+    """Particles of a process.
+
+    Args:
+      site: index of the lattice site, shape (n,).
+      x: position, shape (n, 3) [Mpc/h].
+      u: peculiar velocity, shape (n, 3) [km/s].
+      group: least site of the particles in the group, shape (n,).
+    """
 
     site: np.ndarray
     x: np.ndarray
@@ -135,7 +142,8 @@ def friends_of_friends(
     """Halos by friends of friends (Davis et al. 1985): particles at most a linking length apart are in one. Collective.
 
     Groups do not depend on the division over devices and processes, and are the same to the last particle; every
-    process has all halos. Neighbours are found on CPUs, on which each process has its particles in memory meanwhile.
+    process has all halos. Each process has its particles in memory meanwhile, and finds neighbours on its CPUs; where
+    jztree is installed, on a GPU.
 
     The core is the mean position in the last of spheres that shrink around it (Power et al. 2003): from all particles
     of the group to a tenth of them, or to ten.

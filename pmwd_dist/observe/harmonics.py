@@ -24,6 +24,7 @@ from pmwd_dist._jax.order import barrier
 from pmwd_dist.observe.healpix import pixel_count, rings_of
 from pmwd_dist.parallel.decomposition import Decomposition
 
+_ITERATIONS = 3  # of Jacobi, over residuals of a map
 _BITS = 40  # powers of 2 per unit of the separate exponent
 _SPLIT = 64  # logarithms of sines in units of 1/64, times m, are exact in single precision
 
@@ -33,7 +34,6 @@ def analyse(
     nside: int,
     lmax: int,
     *,
-    iterations: int = 3,
     decomposition: Decomposition | None = None,
 ) -> Float[Array, "2 l m"]:
     """Coefficients a_lm of a map, real and imaginary parts, for m from 0 to l.
@@ -47,12 +47,10 @@ def analyse(
         rest = values - synthesise(modes, nside, decomposition)
         return modes + _quadrature(rest, nside, lmax, decomposition), None
 
-    return jax.lax.scan(improve, modes, length=iterations)[0] if iterations else modes
+    return jax.lax.scan(improve, modes, length=_ITERATIONS)[0]
 
 
-def analyse_spin2(
-    values: Float[Array, "2 pixels"], nside: int, lmax: int, *, iterations: int = 3
-) -> Float[Array, "2 2 l m"]:
+def analyse_spin2(values: Float[Array, "2 pixels"], nside: int, lmax: int) -> Float[Array, "2 2 l m"]:
     """Coefficients of the E and B modes of a spin-2 map, whose E modes are those of `synthesise_spin2`."""
     # The transpose of the synthesis counts m > 0 twice.
     weight = 4 * math.pi / pixel_count(nside) / np.where(np.arange(lmax + 1) > 0, 2, 1)
@@ -68,7 +66,7 @@ def analyse_spin2(
     def improve(modes: Array, _: None) -> tuple[Array, None]:
         return modes + quadrature(values - synthesis(modes)), None
 
-    return jax.lax.scan(improve, quadrature(values), length=iterations)[0]
+    return jax.lax.scan(improve, quadrature(values), length=_ITERATIONS)[0]
 
 
 def shear_modes(modes: Float[Array, "2 l m"], *, inverse: bool = False) -> Float[Array, "2 l m"]:

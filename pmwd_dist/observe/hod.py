@@ -23,8 +23,8 @@ from pmwd_dist.parallel.inputs import check_on_host
 from pmwd_dist.pm.noise import check_key
 
 _G = 4.30092e-9  # gravitational constant [(km/s)^2 Mpc / Msun]
+_MOST_SATELLITES = 1e6  # of a halo
 # Concentrations A (M / 2e12 Msun/h)^B (1 + z)^C of Duffy et al. (2008), table 1, all halos.
-_MOST_SATELLITES = 1e6
 _DUFFY = {"vir": (7.85, -0.081, -0.71), "200m": (10.14, -0.081, -1.01), "200c": (5.71, -0.084, -0.47)}
 _RADII = np.geomspace(1e-5, 1e5, 4000)  # nodes of the velocity dispersion [scale radius]
 

@@ -24,7 +24,7 @@ from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe import harmonics
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
-from pmwd_dist.observe.healpix import pixel_count
+from pmwd_dist.observe.healpix import nside_of, pixel_count
 from pmwd_dist.observe.sources import Alignment, LightCone, Sources, bins_of, coverage_warning, lensing_weights
 from pmwd_dist.observe.sphere import SphericalLightCone
 from pmwd_dist.ops.local_fft import irfft, rfft
@@ -136,7 +136,6 @@ def _spherical_shear(kappa: Array, cone: SphericalLightCone) -> Array:
     return harmonics.synthesise_spin2(harmonics.shear_modes(modes), cone.nside, decomposition)
 
 
-@jit
 def kaiser_squires(gamma: Float[Array, "2 ..."]) -> Float[Array, "2 ..."]:
     """E and B modes of a shear map, as convergence without its mean: B vanishes for lensing (Kaiser & Squires 1993).
 
@@ -145,28 +144,46 @@ def kaiser_squires(gamma: Float[Array, "2 ..."]) -> Float[Array, "2 ..."]:
     Args:
       gamma: shear (gamma1, gamma2) of a square field, (2, n, n), or of HEALPix pixels in RING order, as of `shear`; 0
         where there are no data.
+
+    Raises:
+      ValueError: the map has another shape, or values that are not finite or UNSEEN of HEALPix.
+
+    Examples:
+      >>> kappa, b_modes = observe.kaiser_squires(gamma)
     """
+    flat = gamma.ndim == 3 and gamma.shape[1] == gamma.shape[2]
+    if gamma.shape[:1] != (2,) or not (flat or (gamma.ndim == 2 and nside_of(gamma.shape[1]))):
+        raise ArgumentError("gamma.shape", gamma.shape, "must be (2, n, n), or (2, 12 nside^2)")
+    check_seen(gamma, "gamma", "set them to 0")
+    return _e_and_b_modes(gamma)
+
+
+@jit
+def _e_and_b_modes(gamma: Array) -> Array:
     if gamma.ndim == 2:
-        nside = math.isqrt(gamma.shape[1] // 12)
+        nside = nside_of(gamma.shape[1])
         modes = harmonics.analyse_spin2(gamma, nside, 2 * nside - 1)
         return jax.lax.map(lambda a: harmonics.synthesise(harmonics.shear_modes(a, inverse=True), nside), modes)
     n = gamma.shape[-1]
-    kx, ky = np.meshgrid(*[np.fft.fftfreq(n)] * 2, indexing="ij")
-    k2 = np.where(kx**2 + ky**2 > 0, kx**2 + ky**2, 1)
-    turn = (kx - 1j * ky) ** 2 / k2
-    maps = jnp.fft.ifft2(jnp.fft.fft2(jax.lax.complex(*gamma)) * turn)
-    return jnp.stack([maps.real, maps.imag])
+    cos, sin = jnp.asarray(_turns((n, n), (1.0, 1.0)), gamma.dtype)
+    one, two = rfft(gamma, 2)
+    return irfft(jnp.stack([cos * one + sin * two, cos * two - sin * one]), n, 2)
 
 
 def _plane_shear(plane: Array, sides: tuple[float, float]) -> Array:
     """Shear of a periodic plane of convergence."""
-    (nx, ny), (lx, ly) = plane.shape, sides
+    turns = jnp.asarray(_turns(plane.shape, sides), plane.dtype)
+    return irfft(rfft(plane[None], 2) * turns, plane.shape[1], 2)
+
+
+def _turns(pixels: tuple[int, ...], sides: tuple[float, float]) -> np.ndarray:
+    """Cosine and sine of twice the angle of each wave of real transforms, shape (2, nx, ny // 2 + 1)."""
+    (nx, ny), (lx, ly) = pixels, sides
     kx = 2 * math.pi * np.fft.fftfreq(nx, lx / nx)[:, None]
     ky = 2 * math.pi * np.fft.rfftfreq(ny, ly / ny)[None, :]
     k2 = np.where(kx**2 + ky**2 > 0, kx**2 + ky**2, 1)
     odd = (np.abs(kx) < math.pi * nx / lx * (1 - 1e-9)) & (np.abs(ky) < math.pi * ny / ly * (1 - 1e-9))
-    factors = np.stack([(kx**2 - ky**2) / k2, 2 * kx * ky * odd / k2])  # the Nyquist frequency has no sign
-    return irfft(rfft(plane[None], 2) * jnp.asarray(factors, plane.dtype), ny, 2)
+    return np.stack([(kx**2 - ky**2) / k2, 2 * kx * ky * odd / k2])  # the Nyquist frequency has no sign
 
 
 def _rays(

@@ -241,7 +241,8 @@ def survey_selection(
         direction = np.where(distance[..., None] > 0, x, 1)
         selection *= survey.mask[np.asarray(nearest_pixel(nside_of(len(survey.mask)), direction))]
     if not selection.any():
-        constraint = f"sees no cell of the mesh, whose farthest one is at z = {z.max():.3g}"
+        farthest = z.max(where=np.isfinite(z), initial=0)
+        constraint = f"sees no cell of the mesh, whose farthest one with particles is at z = {farthest:.3g}"
         raise ArgumentError("survey", survey, constraint, "use a larger box", show_value=False)
     return to_devices(selection.astype(jnp.result_type(float)), config.decomposition.sharding)
 

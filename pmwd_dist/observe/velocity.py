@@ -54,7 +54,7 @@ def velocity_field(particles: Particles, config: Config, *, a: Any = None) -> Fl
 
 
 def momentum_along(particles: Particles, config: Config, unit: Array, axis: int) -> Array:
-    """A component of `momentum_field` [km/s], from the velocity of a momentum of 1 Mpc/h."""
+    """A component of `momentum_field`, shape (nx, ny, nz) [km/s]; the unit is the velocity of a momentum of 1 Mpc/h."""
     return cic_paint(particles.disp, config, particles.vel[..., axis] * (unit / config.particles_per_cell))
 
 

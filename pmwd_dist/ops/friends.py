@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -35,15 +36,17 @@ def group_labels(points: np.ndarray, sides: Sequence[float], length: float) -> n
 
 
 def _on_gpu(points: np.ndarray, side: float, length: float) -> np.ndarray:
+    x = np.asarray(points, np.float32)
+    return np.asarray(_least_indices(np.where(x >= np.float32(side), 0, x), side, length))
+
+
+@partial(program.jit, static_argnums=(1, 2))
+def _least_indices(x: jax.Array, side: float, length: float) -> jax.Array:
     from jztree.fof import fof_labels  # type: ignore[import-not-found]
 
-    @program.jit
-    def least_indices(x: jax.Array) -> jax.Array:
-        _, first = fof_labels(x, length, side, output_order="input")  # in an order of jztree's own
-        number = jnp.arange(len(x), dtype=jnp.int32)
-        return jnp.full_like(number, len(x)).at[first].min(number)[first]
-
-    return np.asarray(least_indices(jnp.asarray(points, jnp.float32)))
+    _, first = fof_labels(x, length, side, output_order="input")  # in an order of jztree's own
+    number = jnp.arange(len(x), dtype=jnp.int32)
+    return jnp.full_like(number, len(x)).at[first].min(number)[first]
 
 
 def _by_tree(points: np.ndarray, sides: Sequence[float], length: float) -> np.ndarray:

@@ -131,12 +131,13 @@ class ExactParticles(eqx.Module):
 @on_auto_axes
 @partial(jit, static_argnames="config")
 def _positions(disp: Array, config: Config) -> Array:
-    decomposition, box = config.decomposition, np.asarray(config.box_size)
+    decomposition, box = config.decomposition, np.asarray(config.box_size).reshape(1, 1, 1, 3)
 
     def block(disp: Array) -> Array:
         axes = [site_positions(config, axis, n, disp.dtype) for axis, n in enumerate(disp.shape[:3])]
-        x = jnp.mod(jnp.stack(jnp.meshgrid(*axes, indexing="ij"), -1) + disp, box.reshape(1, 1, 1, 3))
-        return jnp.where(x >= box.reshape(1, 1, 1, 3), 0, x).astype(disp.dtype)
+        x = jnp.mod(jnp.stack(jnp.meshgrid(*axes, indexing="ij"), -1) + disp, box)
+        x = x.astype(disp.dtype)  # which may round up to the sides
+        return jnp.where(x >= box.astype(disp.dtype), 0, x)
 
     return decomposition.shard_map(block, decomposition.spec, decomposition.spec)(disp)
 

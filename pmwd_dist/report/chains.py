@@ -167,7 +167,7 @@ def corner(
             if column in truth:
                 ax.axvline(truth[column], **TRUTH)
             for axis in (ax.xaxis, *([] if i == j else [ax.yaxis])):
-                axis.set_major_locator(MaxNLocator(4, prune="both"))  # labels of neighbours would touch
+                axis.set_major_locator(MaxNLocator(3, prune="both"))  # labels of neighbours would touch
             if i == count - 1:
                 ax.set_xlabel(latex(column))
             if j == 0 and i > 0:

@@ -189,7 +189,7 @@ def test_bad_arguments(clustered: pmd.Particles) -> None:
     for message, call in calls.items():
         with pytest.raises(ValueError, match=message):
             call()
-    with pytest.warns(UserWarning, match="have no dense core in 100 % of the halos of 50 particles or more; pass the"):
+    with pytest.warns(UserWarning, match="have no dense core in 100 % of the halos of 50 particles or more: the"):
         assert not observe.overdensity_masses(halos, cold, cosmo, config).columns["halo_m200m"].any()
 
 

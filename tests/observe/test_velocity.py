@@ -32,7 +32,8 @@ def test_values_and_derivatives(decomposition: pmd.Decomposition) -> None:
     weight = rng.normal(size=(3, *config.mesh_shape))
     particles = pmd.Particles(*jax.device_put((disp, vel), place))
     momentum, velocity, difference, derivative = fields(particles.disp, particles.vel, weight)
-    assert decomposition.size == 1 or momentum.sharding.shard_shape(momentum.shape)[0] == 3 != momentum[0].size
+    block = tuple(n // p for n, p in zip(config.mesh_shape, (*decomposition.pdims, 1), strict=True))
+    assert momentum.sharding.shard_shape(momentum.shape) == (3, *block)
     assert difference == pytest.approx(float(derivative), rel=1e-6)
     x, mass = np.asarray(particles.positions(config)).reshape(-1, 3), config.particles_per_cell
     density = np.asarray(observe.counts_from_catalogue(x, config, window="cloud-in-cell")) / mass

@@ -97,13 +97,18 @@ def test_errors_in_words() -> None:
     simulation, times = simulate()
     assert growth_warning(simulation, times) is None
     line = accuracy_line(simulation, times)
-    about = "P(k) at z = 0 right to about 0.5 % to k = 0.2 and 3 % to k = 0.39 h/Mpc, 1 - r about 0.6 % there, "
-    about += "0.9 of the halos of N-body"
+    about = "P(k) at z = 0 right to about 0.5 % to k = 0.2 and 3 % to k = 0.39 h/Mpc, 1 - r about 0.6 % at the "
+    about += "latter, 0.9 times the halos of N-body (100 particles)"
     assert line == f"{about}; see docs/explanation/accuracy.md"
     compensated = accuracy_line(*simulate(compensated=True))
     assert "2 % to k = 0.2 and 5 % to k = 0.39 h/Mpc, 1 - r" in compensated
     assert "; linear waves feel the true force to k = 0.39 h/Mpc" in compensated
     assert "not measured" in accuracy_line(*simulate(particle_shape=64))
+    assert "1 - r about 0.3 %" in accuracy_line(*simulate(particle_shape=32, mesh_shape=64))
+    for few in (simulate(10, box_size=32.0), simulate(box_size=2048.0)):  # 1 Mpc/h in ten steps, and 64 Mpc/h
+        assert "1 - r" not in accuracy_line(*few)
+    ours = replace(simulation, potential_factor=replace(pmd.ForceCorrection(4.0, error=(1.0, 2.0)), cells=1))
+    assert "1 - r about 0.8 % at the latter, 1.0 times" in accuracy_line(ours, times)
 
 
 def test_check_warns_of_steps_that_lose_growth(tmp_path: Path) -> None:

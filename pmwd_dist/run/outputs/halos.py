@@ -134,8 +134,8 @@ class Halos(TableOutput):
         """
         with raise_on_all_processes():
             if self.light_cone is not None and distributed.is_main():
-                paths = [path.with_suffix(".hdf5") for z, path in self.data(folder) if z <= self.light_cone]
-                catalogues = [read_halos(path) for path in paths]
+                every = [read_halos(path.with_suffix(".hdf5")) for _, path in self.data(folder)]
+                catalogues = [halos for halos in every if halos.about["z"] <= self.light_cone + 1e-5]
                 found = halo_light_cone(catalogues, simulation.cosmo, simulation.config, observer=self.observer)
                 found.write(folder / _CONE)
 

@@ -68,6 +68,13 @@ _Source = Annotated[float, Field(gt=0, le=1000)]
 _Numbers = Annotated[tuple[float, ...], BeforeValidator(one_or_several)]
 
 
+_MOST_REDSHIFTS = 4000  # of a bin: an attribute of HDF5 holds 64 kB
+
+
+def _mean(z: np.ndarray, n: np.ndarray) -> float:
+    return float(np.trapezoid(z * n, z) / np.trapezoid(n, z))
+
+
 class Bin(Section):
     """A bin of sources: the numbers n at redshifts z, as columns or of a file."""
 
@@ -94,8 +101,8 @@ class Bin(Section):
             raise ValueError(f"has a file that can't be read: {error.strerror}") from error
         except ValueError as error:
             raise ValueError(f"has wrong columns: {one_line(error)}") from error
-        if len(z) < 2 or z[0] < 0 or z[-1] > 1000 or not (np.diff(z) > 0).all():
-            raise ValueError("must have two or more redshifts from 0 to 1000, which ascend")
+        if not 2 <= len(z) <= _MOST_REDSHIFTS or z[0] < 0 or z[-1] > 1000 or not (np.diff(z) > 0).all():
+            raise ValueError(f"must have 2 to {_MOST_REDSHIFTS} redshifts from 0 to 1000, which ascend")
         if not (np.isfinite(n).all() and n.min() >= 0 and n.max() > 0):
             raise ValueError("must have numbers of 0 or more, not all 0")
         return self
@@ -172,7 +179,7 @@ class LightCone(Output):
     def labels(self) -> list[str]:
         """Name of each map in tables."""
         count = len(self.lensed)
-        return [f"z={z:g}" for z in self.lensed] if self.bins is None else [f"bin {i + 1}" for i in range(count)]
+        return [f"z={z:.9g}" for z in self.lensed] if self.bins is None else [f"bin {i + 1}" for i in range(count)]
 
     @property
     def _farthest(self) -> list[float]:
@@ -259,7 +266,7 @@ class LightCone(Output):
         """
         cone: Any = simulation.light_cone
         view = self.view(cone, simulation.seed)
-        means = [float(np.average(x[0], weights=x[1])) if isinstance(x, tuple) else x for x in self.lensed]
+        means = [_mean(*x) if isinstance(x, tuple) else x for x in self.lensed]
         about: dict[str, Any] = {"sources": means, "edges": cone.edges, "box_size": cone.config.box_size}
         about |= {f"n(z) of bin {i}": np.stack(one.n_z) for i, one in enumerate(self.bins or (), 1)}
         if isinstance(cone, FlatSkyLightCone):

@@ -73,13 +73,14 @@ def accuracy_line(simulation: SimulationSetup, times: Sequence[float]) -> str:
     forces = linear if simulation.config.compensated else ""
     trained = ", with force.correction" if simulation.potential_factor is not None else ""
     about = f"P(k) at z = 0 right to about {' and '.join(parts)} h/Mpc"
-    return f"{about}{trained}{_phases_and_groups(simulation)}{forces}; see docs/explanation/accuracy.md"
+    return f"{about}{trained}{_phases_and_groups(simulation, len(times) - 1)}{forces}; see docs/explanation/accuracy.md"
 
 
-def _phases_and_groups(simulation: SimulationSetup) -> str:
-    """Decorrelation and numbers of halos, up to 4 Mpc/h between particles; empty beyond."""
+def _phases_and_groups(simulation: SimulationSetup, steps: int) -> str:
+    """Decorrelation and numbers of halos, from 1 to 4 Mpc/h between particles; empty where few steps change them."""
     config, correction, nodes = simulation.config, simulation.potential_factor, _tables()["spacings"][:3]
-    if not nodes[0] <= _spacing(config) <= nodes[-1]:
+    errors = INTEGRATORS[simulation.solver].errors
+    if not nodes[0] <= _spacing(config) <= nodes[-1] or errors is None or _at(errors, "steps", steps, config)[1] > 1:
         return ""
     if correction is not None:
         if (name := f"{correction.spacing:g}_{correction.cells}") not in _tables()["corrected"]:
@@ -88,7 +89,7 @@ def _phases_and_groups(simulation: SimulationSetup) -> str:
     else:
         row = _tables()["phases_and_groups"][int(_cells(config) >= 2)]
         lost, groups = (np.interp(np.log(_spacing(config)), np.log(nodes), column) for column in zip(*row, strict=True))
-    return f", 1 - r about {lost:.1g} % there, {groups:.1f} of the halos of N-body"
+    return f", 1 - r about {lost:.1g} % at the latter, {groups:.1f} times the halos of N-body (100 particles)"
 
 
 def growth_line(simulation: SimulationSetup) -> str:
