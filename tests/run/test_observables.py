@@ -257,14 +257,14 @@ def test_keys_that_do_not_fit_the_simulation_are_refused(tmp_path: Path, overrid
 
 def test_halos_on_the_light_cone_are_those_of_all_catalogues(tmp_path: Path):
     simulation, rng, catalogues = make(tmp_path / "run").simulation, np.random.default_rng(0), []
-    for label, a in {"z0.000": 1.0, "z0.124": 1 / 1.1236, "z0.200": 1 / 1.2}.items():  # files have rounded redshifts
+    for label, a in {"z0.000": 1.0, "z0.084": 1 / 1.0836, "z0.100": 1 / 1.1}.items():  # files have rounded redshifts
         names = [f"halo_{kind}{axis}" for kind in ("", "core_", "v") for axis in "xyz"]
         columns = {name: rng.uniform(0, 32, 20) for name in names} | {"halo_particles": np.arange(20)}
         about = {"a": a, "z": 1 / a - 1, "box_size [Mpc/h]": simulation.config.box_size}
         catalogues.append(pmd.observe.HaloCatalogue(columns, dict.fromkeys(columns, "Mpc/h"), about))
         catalogues[-1].write(tmp_path / f"halos_{label}.hdf5")
         (tmp_path / f"halos_{label}.csv").touch()
-    output = Halos(light_cone=0.1236, observer=(1.0, 2.0, 3.0))
+    output = Halos(light_cone=0.0836, observer=(1.0, 2.0, 3.0))
     output.write_last(tmp_path, simulation, None, None)
     found = pmd.observe.halo_light_cone(catalogues[:2], simulation.cosmo, simulation.config, observer=(1, 2, 3))
     with h5py.File(tmp_path / output.last_names()[0]) as file:

@@ -135,7 +135,7 @@ class Halos(TableOutput):
         with raise_on_all_processes():
             if self.light_cone is not None and distributed.is_main():
                 every = [read_halos(path.with_suffix(".hdf5")) for _, path in self.data(folder)]
-                catalogues = [halos for halos in every if halos.about["z"] <= self.light_cone + 1e-5]
+                catalogues = [halos for halos in every if 1 / halos.about["a"] - 1 <= self.light_cone + 1e-5]
                 found = halo_light_cone(catalogues, simulation.cosmo, simulation.config, observer=self.observer)
                 found.write(folder / _CONE)
 
