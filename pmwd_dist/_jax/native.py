@@ -56,9 +56,9 @@ def native_available() -> bool:
     return _registered("cpu")
 
 
-def friends_of_friends() -> Any | None:
+def function(name: str) -> Any | None:
     """The native function of this name; None without native ops, or with a build that lacks it."""
-    return getattr(_ops, "friends_of_friends", None) if native_available() else None
+    return getattr(_ops, name, None) if native_available() else None
 
 
 def native_targets() -> set[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, parameters_of
 from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY, Cosmology
 from pmwd_dist.observe.catalogue import Catalogue, about_simulation
-from pmwd_dist.ops.friends import components, group_labels
+from pmwd_dist.ops.friends import components, group_labels, group_moments
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.exchange import Places, send_rows
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
@@ -28,9 +27,6 @@ from pmwd_dist.pm.particles import Particles
 
 PARTICLE_MASS = "particle_mass [Msun/h]"
 DEFINITIONS = ("vir", "200m", "200c")  # of spherical overdensity masses
-_FEW = 10  # particles, or this part of a halo, in the last sphere around its core
-_SHRINKING = 0.9  # ratio of the radii of two spheres
-_AT_ONCE = 1 << 16  # particles of groups that a thread takes: arrays that stay in its cache
 
 
 class Rows(NamedTuple):
@@ -242,9 +238,10 @@ def find_groups(rows: Rows, places: Places, count: int, *, linking_length: float
     if (rows.site[1:] < rows.site[:-1]).any():
         rows = rows.of(np.argsort(rows.site))
     labels = group_labels(rows.x, tuple(places.sides), length)
-    rows = rows._replace(group=np.take(rows.site, labels))
     if alone:
-        return rows.of(_members(labels, min_particles))
+        some = _members(labels, min_particles)
+        return rows.of(some)._replace(group=np.take(rows.site, np.take(labels, some)))
+    rows = rows._replace(group=np.take(rows.site, labels))
     spanning = _join(rows, places.near(rows.x, length).sum(0) > 1)
     own = places.owner(rows.x) == jax.process_index()
     rows, labels, spanning = rows.of(own), labels[own], spanning[own]
@@ -291,21 +288,9 @@ def catalogue_of(rows: Rows, places: Places, about: dict[str, Any]) -> HaloCatal
       Halos with their columns of shape (halos,), by number of particles, largest first, and by `halo_id`.
     """
     starts, sides = _starts(rows.group), places.sides
-    ends = np.append(starts, len(rows.group))
-    cuts = np.unique(np.searchsorted(ends, np.arange(0, ends[-1] + _AT_ONCE, _AT_ONCE)).clip(max=len(starts)))
-
-    def table_of(low: int, high: int) -> np.ndarray:
-        own, first = slice(ends[low], ends[high]), starts[low:high] - ends[low]
-        number, start = np.diff(ends[low : high + 1]), rows.x[starts[low:high]].astype(float)
-        x = places.nearest(rows.x[own] - np.repeat(start, number, axis=0))  # from the first particle of the group
-        centre, u = (np.add.reduceat(y, first, dtype=float) / number[:, None] for y in (x, rows.u[own]))
-        return np.column_stack(
-            [rows.group[starts[low:high]], number, start + centre, u, start + _cores(x, number, centre)]
-        )
-
-    with ThreadPoolExecutor() as threads:
-        tables = list(threads.map(table_of, cuts[:-1], cuts[1:]))
-    table = np.concatenate([np.zeros((0, 11)), *tables])
+    number, first = np.diff(starts, append=len(rows.group)), rows.x[starts].astype(float)
+    centre, u, core = group_moments(rows.x, rows.u, starts, tuple(sides)).swapaxes(0, 1)
+    table = np.column_stack([rows.group[starts], number, first + centre, u, first + core])
     table = distributed.all_rows(table)
     table = table[np.lexsort((table[:, 0], -table[:, 1]))]
     names = ["halo_id", "halo_particles"]
@@ -324,27 +309,3 @@ def wrapped(x: np.ndarray, side: Any) -> np.ndarray:
     """Positions in the box, from 0 to below its sides."""
     x = np.mod(x, side)
     return np.where(x >= side, 0, x)
-
-
-def _cores(x: np.ndarray, number: np.ndarray, centre: np.ndarray) -> np.ndarray:
-    """Centres of shrinking spheres, from those of mass, of groups with numbers of particles at x."""
-    centre, who = centre.copy(), np.arange(len(number))
-    few = np.maximum(number / _FEW, np.minimum(number, _FEW))
-    squared = np.maximum.reduceat(_squares(x, centre, number), np.cumsum(number) - number)
-    smallest = 1e-24 * squared  # particles may coincide
-    while len(x):  # a sphere has particles of the one before
-        inside = _squares(x, centre[who], number) <= np.repeat(squared, number)
-        count = np.add.reduceat(inside, np.cumsum(number) - number, dtype=np.int64)
-        more = (count >= few) & (squared > smallest)
-        x = np.compress(inside & np.repeat(more, number), x, axis=0)
-        who, few, smallest, number = who[more], few[more], smallest[more], count[more]
-        squared = squared[more] * _SHRINKING**2
-        if len(x):
-            centre[who] = np.add.reduceat(x, np.cumsum(number) - number) / number[:, None]
-    return centre
-
-
-def _squares(x: np.ndarray, centre: np.ndarray, number: np.ndarray) -> np.ndarray:
-    """Squared distances of particles from the centres of their groups."""
-    d = x - np.repeat(centre, number, axis=0)
-    return np.einsum("ij,ij->i", d, d)

@@ -66,9 +66,10 @@ def check_labels(points: np.ndarray, sides: np.ndarray, length: float) -> None:
 
 
 def test_groups_are_those_of_all_pairs(native: bool) -> None:
-    if native and friends.native.friends_of_friends() is None and os.environ.get("PMWD_REQUIRE_NATIVE") != "1":
+    there = friends.native.function("friends_of_friends") is not None
+    if native and not there and os.environ.get("PMWD_REQUIRE_NATIVE") != "1":
         pytest.skip("the native ops are an older build")
-    assert (friends.native.friends_of_friends() is not None) == native
+    assert there == native
     rng = np.random.default_rng(0)
     check_labels(*problems.friends_on_borders(), 0.25)
     for sides, length in (((4.0, 5.0, 3.0), 0.3), ((1.0, 8.0, 1.1), 0.4), ((1.0, 1.0, 1.0), 0.11)):
@@ -89,14 +90,26 @@ def test_groups_of_a_run_are_those_of_scipy(clustered: pmd.Particles, native: bo
     assert (np.bincount(component) >= 20).sum() > 5
 
 
-def test_halos_on_every_division(
-    clustered: pmd.Particles, decomposition: pmd.Decomposition, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_moments_are_those_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, sides = np.random.default_rng(3), (1.0, 2.0, 4.0)
+    number = rng.integers(1, 60, 80)
+    points = rng.normal(0, 0.07, (number.sum(), 3)) + np.repeat(rng.uniform(0, 4, (80, 3)), number, axis=0)
+    points, starts = np.mod(points, sides), np.cumsum(number) - number
+    points[starts[1] : starts[2]] = points[starts[1]]  # which coincide
+    velocities = rng.normal(size=points.shape).astype(np.float32)
+    for dtype in (np.float32, np.float64):
+        found = friends.group_moments(points.astype(dtype), velocities, starts, sides)
+        with monkeypatch.context() as changed:
+            changed.setattr("pmwd_dist.ops.friends.native.function", lambda name: None)
+            reference = friends.group_moments(points.astype(dtype), velocities, starts, sides)
+        np.testing.assert_allclose(found, reference, rtol=1e-7, atol=1e-12)
+    np.testing.assert_allclose(reference[1, ::2], 0, atol=1e-12)
+
+
+def test_halos_on_every_division(clustered: pmd.Particles, decomposition: pmd.Decomposition) -> None:
     config = configure(decomposition)
     divided = jax.device_put((clustered.disp, clustered.vel), decomposition.sharding)
-    with monkeypatch.context() as changed:
-        changed.setattr("pmwd_dist.observe.halos._AT_ONCE", 50)  # groups of several threads
-        halos = halos_of(pmd.Particles(*divided), config)
+    halos = halos_of(pmd.Particles(*divided), config)
     points, velocities = (np.asarray(x).reshape(-1, 3) for x in (clustered.positions(configure()), clustered.vel))
     labels = problems.friends_by_pairs(points, np.asarray(BOX), 0.2)
     ids, number = np.unique(labels, return_counts=True)

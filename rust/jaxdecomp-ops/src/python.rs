@@ -80,18 +80,70 @@ fn labels<'py, T: friends::Coordinate + Element>(
     sides: [f64; 3],
     length: f64,
 ) -> PyResult<Bound<'py, PyBytes>> {
+    let points = vectors(coordinates)?;
+    let found = py.detach(|| friends::friends(points, sides, length, &all_threads())).map_err(PyValueError::new_err)?;
+    bytes(py, found.len(), found.into_iter().map(i32::to_ne_bytes))
+}
+
+/// Centre, mean velocity and core of groups, as the bytes of nine numbers in double precision for each.
+///
+/// Buffers of points, velocities in single precision, and the first point of each group: see [`friends::moments`].
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value, reason = "pyo3 converts buffers")]
+fn group_moments<'py>(
+    py: Python<'py>,
+    points: &Bound<'py, PyAny>,
+    velocities: PyBuffer<f32>,
+    starts: PyBuffer<i64>,
+    sides: [f64; 3],
+) -> PyResult<Bound<'py, PyBytes>> {
+    let starts: Vec<_> =
+        starts.to_vec(py)?.into_iter().map(|start| usize::try_from(start).unwrap_or(usize::MAX)).collect();
+    let velocities = vectors(&velocities)?;
+    match PyBuffer::<f32>::get(points) {
+        Ok(single) => moments(py, vectors(&single)?, velocities, &starts, sides),
+        Err(_) => moments(py, vectors(&PyBuffer::<f64>::get(points)?)?, velocities, &starts, sides),
+    }
+}
+
+fn moments<'py, T: friends::Coordinate>(
+    py: Python<'py>,
+    points: &[[T; 3]],
+    velocities: &[[f32; 3]],
+    starts: &[usize],
+    sides: [f64; 3],
+) -> PyResult<Bound<'py, PyBytes>> {
+    let found = py
+        .detach(|| friends::moments::moments(points, velocities, starts, sides, &all_threads()))
+        .map_err(PyValueError::new_err)?;
+    let numbers = found.as_flattened().as_flattened();
+    bytes(py, numbers.len(), numbers.iter().map(|number| number.to_ne_bytes()))
+}
+
+fn all_threads() -> Threads {
+    Threads(std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+/// Vectors of a buffer of coordinates, three of each.
+fn vectors<T: Element>(coordinates: &PyBuffer<T>) -> PyResult<&[[T; 3]]> {
     if !coordinates.is_c_contiguous() {
         return Err(PyValueError::new_err("coordinates must be contiguous"));
     }
-    let count = coordinates.item_count() / 3;
-    let first =
-        if count == 0 { NonNull::dangling() } else { NonNull::new(coordinates.buf_ptr().cast()).expect("a buffer") };
-    // SAFETY: the buffer is that many coordinates in a row, held by its exporter; the caller does not write to it.
-    let points: &[[T; 3]] = unsafe { core::slice::from_raw_parts(first.as_ptr(), count) };
-    let threads = Threads(std::thread::available_parallelism().map_or(1, usize::from));
-    let found = py.detach(|| friends::friends(points, sides, length, &threads)).map_err(PyValueError::new_err)?;
-    PyBytes::new_with(py, 4 * found.len(), |bytes| {
-        bytes.chunks_exact_mut(4).zip(found).for_each(|(bytes, label)| bytes.copy_from_slice(&label.to_ne_bytes()));
+    match NonNull::new(coordinates.buf_ptr().cast()) {
+        // SAFETY: the buffer is that many coordinates in a row, held by its exporter; the caller does not write to it.
+        Some(first) => Ok(unsafe { core::slice::from_raw_parts(first.as_ptr(), coordinates.item_count() / 3) }),
+        None => Ok(&[]),
+    }
+}
+
+/// Numbers of N bytes each, in a row.
+fn bytes<const N: usize>(
+    py: Python<'_>,
+    count: usize,
+    numbers: impl Iterator<Item = [u8; N]>,
+) -> PyResult<Bound<'_, PyBytes>> {
+    PyBytes::new_with(py, N * count, |bytes| {
+        bytes.chunks_exact_mut(N).zip(numbers).for_each(|(bytes, number)| bytes.copy_from_slice(&number));
         Ok(())
     })
 }
@@ -167,6 +219,7 @@ fn _jaxdecomp_ops(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(targets, module)?)?;
     module.add_function(wrap_pyfunction!(cic_probe, module)?)?;
     module.add_function(wrap_pyfunction!(friends_of_friends, module)?)?;
+    module.add_function(wrap_pyfunction!(group_moments, module)?)?;
     module.add_function(wrap_pyfunction!(cudecomp_probe, module)?)?;
     module.add_function(wrap_pyfunction!(cudecomp_open, module)?)?;
     module.add_function(wrap_pyfunction!(cudecomp_open_grid, module)?)?;

@@ -14,6 +14,7 @@ __all__ = [
     "cudecomp_probe",
     "cudecomp_scratch",
     "friends_of_friends",
+    "group_moments",
     "peer_filters",
     "peer_is_fast_along_x",
     "peer_join",
@@ -37,6 +38,13 @@ def friends_of_friends(points: Buffer, sides: Sequence[float], length: float) ->
     """Friends-of-friends groups: the least index in the group of each point, as the bytes of 32-bit integers.
 
     Points are a buffer of coordinates in single or double precision, three a point, from 0 to below the sides.
+    """
+
+def group_moments(points: Buffer, velocities: Buffer, starts: Buffer, sides: Sequence[float]) -> bytes:
+    """Centre, mean velocity and core of groups, as the bytes of nine numbers in double precision for each.
+
+    Centre and core are those from the first point of the group on. Points are as in `friends_of_friends`, velocities
+    in single precision, starts the first point of each group as 64-bit integers.
     """
 
 def cudecomp_probe(library: str) -> None:

@@ -4,6 +4,7 @@
 //! this length, so that the points of a cell are one group without a comparison, and a group is a set of cells.
 
 mod cells;
+pub mod moments;
 mod union;
 
 use cells::{Cells, Grid};
