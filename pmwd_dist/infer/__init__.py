@@ -19,9 +19,7 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.infer.chain.export import as_getdist as as_getdist
     from pmwd_dist.infer.chain.folder import load_chain as load_chain
     from pmwd_dist.infer.forward import ForwardModel as ForwardModel
-    from pmwd_dist.infer.forward import LinearField as LinearField
     from pmwd_dist.infer.forward import Observable as Observable
-    from pmwd_dist.infer.forward import Simulation as Simulation
     from pmwd_dist.infer.galaxies import LagrangianGalaxies as LagrangianGalaxies
     from pmwd_dist.infer.gaussian import Gaussian as Gaussian
     from pmwd_dist.infer.lensing import Convergence as Convergence
@@ -42,6 +40,8 @@ if _typing.TYPE_CHECKING:
     from pmwd_dist.infer.samplers import hmc as hmc
     from pmwd_dist.infer.samplers import mclmc as mclmc
     from pmwd_dist.infer.sampling import sample as sample
+    from pmwd_dist.infer.simulation import LinearField as LinearField
+    from pmwd_dist.infer.simulation import Simulation as Simulation
     from pmwd_dist.infer.tuning.loop import TuningProgress as TuningProgress
     from pmwd_dist.infer.tuning.saved import SavedTuning as SavedTuning
     from pmwd_dist.infer.tuning.saved import load_tuning as load_tuning

@@ -15,7 +15,9 @@ from jaxtyping import Array
 from pmwd_dist._checks import check_choice
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.infer.forward import Observable, checked_table, number_or_name, on_host, value_of
+from pmwd_dist.infer.cosmological import checked_table
+from pmwd_dist.infer.forward import Observable
+from pmwd_dist.infer.values import names_of, number_or_name, on_host, value_of
 from pmwd_dist.observe.assignment import Window, with_window
 from pmwd_dist.observe.bias import LagrangianBias, bias_weights, checked_smoothing, tracer_density
 from pmwd_dist.observe.redshift_space import direction, redshift_space
@@ -98,5 +100,4 @@ class LagrangianGalaxies(Observable):
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the bias parameters with a prior."""
-        biases = (getattr(self, b.name) for b in fields(LagrangianBias))
-        return tuple(b for b in biases if isinstance(b, str))
+        return names_of(*(getattr(self, b.name) for b in fields(LagrangianBias)))

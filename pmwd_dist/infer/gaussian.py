@@ -17,21 +17,19 @@ from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.infer.filtered_noise import SMALL_SCALE_NOISE, chi_squared, compared_modes, long_waves, weighted
-from pmwd_dist.infer.forward import number_or_name, value_of
 from pmwd_dist.infer.likelihoods import (
     FLOOR,
     Likelihood,
-    check_distinct,
+    Templates,
     checked_data,
     checked_mask,
     checked_templates,
     masked,
-    modulation,
-    names_of,
     number_or_field,
     placed,
     positive_field,
 )
+from pmwd_dist.infer.values import check_distinct, names_of, number_or_name, value_of
 from pmwd_dist.parallel.fft import pirfft3d, prfft3d
 from pmwd_dist.pm.fourier import counted_modes
 
@@ -75,8 +73,7 @@ class Gaussian(Likelihood):
     slope: str | float | None = eqx.field(static=True)
     small_scale_noise: float = eqx.field(static=True)
     noise_k2: str | float | None = eqx.field(static=True)
-    amplitudes: tuple[str, ...] = eqx.field(static=True)
-    templates: tuple[Array, ...]
+    templates: Templates
 
     def __init__(
         self,
@@ -102,13 +99,13 @@ class Gaussian(Likelihood):
         if self.noise_k2 is not None and not self._uniform:
             constraint = "can't be used with a mask, a field of sigma or a slope, which couple modes"
             raise ArgumentError("noise_k2", noise_k2, constraint, "leave it out")
-        self.amplitudes, self.templates = checked_templates(templates, self.mask)
+        self.templates = checked_templates(templates, self.mask)
         check_distinct(self.names)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the parameters that need a prior."""
-        return names_of(self.name, self.slope, self.noise_k2, *self.amplitudes)
+        return names_of(self.name, self.slope, self.noise_k2, *self.templates.amplitudes)
 
     @property
     def _uniform(self) -> bool:
@@ -146,7 +143,7 @@ class Gaussian(Likelihood):
 
     def mean(self, field: Array, parameters: Mapping[str, ArrayLike]) -> Array:
         """The field times its systematics."""
-        return field * modulation(self.amplitudes, self.templates, parameters, field.dtype)
+        return self.templates.times(field, parameters)
 
     def _long(self, field: Array, config: Config) -> Array:
         """The field; its modes up to k_max where others have a noise of their own."""
@@ -190,8 +187,7 @@ class Gaussian(Likelihood):
 
     def check(self, data: Any, config: Config) -> None:
         """Raise ValueError unless data are finite numbers where the mask shows them."""
-        fields = {f"templates[{name!r}]": x for name, x in zip(self.amplitudes, self.templates, strict=True)}
-        checked_data(data, config, self.mask, sigma=self.sigma, **fields)
+        checked_data(data, config, self.mask, sigma=self.sigma, **self.templates.named())
         fundamental = 2 * math.pi / max(config.box_size)
         if self.k_max is not None and self.k_max < fundamental * (1 - 1e-6):
             constraint = f"leaves no mode of a box of {max(config.box_size):g} Mpc/h"

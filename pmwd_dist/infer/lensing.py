@@ -23,8 +23,9 @@ from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
-from pmwd_dist.infer.forward import CosmologicalModel, check_gravity, on_host
+from pmwd_dist.infer.cosmological import SimulatedModel
 from pmwd_dist.infer.likelihoods import Likelihood, check_finite, checked_mask, masked
+from pmwd_dist.infer.values import on_host
 from pmwd_dist.observe.angular_power import angular_power
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import pixel_count
@@ -32,15 +33,12 @@ from pmwd_dist.observe.lensing import convergence, kaiser_squires, shear
 from pmwd_dist.observe.sources import LightCone, Source, coverage_warning, lensing_weights
 from pmwd_dist.observe.sphere import SphericalLightCone
 from pmwd_dist.parallel.inputs import check_unmasked, real
-from pmwd_dist.pm.lpt import lpt
-from pmwd_dist.pm.nbody import nbody
-from pmwd_dist.pm.potential_factor import PotentialFactor
 from pmwd_dist.pm.status import Status
 
 _LEAST = 1e-30  # of densities and ellipticities
 
 
-class Convergence(CosmologicalModel):
+class Convergence(SimulatedModel):
     """Maps of the weak-lensing convergence of sources behind a simulation's light cone (Born approximation).
 
     A forward model (noise, parameters) -> (maps, status). Maps have the shape (sources, px, py) on a flat sky and
@@ -73,8 +71,6 @@ class Convergence(CosmologicalModel):
     field: float | None = eqx.field(static=True, default=None)
     pixels: int | None = eqx.field(static=True, default=None)
     offsets: Any = None
-    solver: Any = eqx.field(static=True, default=None)
-    potential_factor: PotentialFactor | None = None
     shape: tuple[int, ...] = eqx.field(static=True, init=False)
 
     observable: ClassVar[Callable[..., Array]] = staticmethod(convergence)
@@ -84,7 +80,6 @@ class Convergence(CosmologicalModel):
         super().__post_init__()
         cone, sources = self.cone, self.sources
         _check_cone(cone, self.config)
-        check_gravity(self.solver, self.potential_factor)
         if not isinstance(self.offsets, Tracer | None):
             check_number(self.offsets, "offsets", several=True, unit="Mpc/h", constant=True)
         self.field = on_host(self.field)
@@ -112,8 +107,7 @@ class Convergence(CosmologicalModel):
     def __call__(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> tuple[Array, Status]:
         """The maps, and the status of the simulation."""
         modes, table = self.linear_modes(noise, parameters)
-        options: Any = {"solver": self.solver, "potential_factor": self.potential_factor}
-        solution = nbody(lpt(modes, table, self.config), table, self.config, accumulate=self.cone, **options)
+        solution = self._nbody(modes, table, self.cone)
         return self._maps(solution.accumulated, table, parameters), solution.status
 
     def _maps(self, mass: Array, table: GrowthTable, parameters: Mapping[str, ArrayLike]) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import equinox as eqx
@@ -16,7 +16,6 @@ from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.infer.forward import number_or_name
 from pmwd_dist.parallel.inputs import check_unmasked
 from pmwd_dist.pm.inputs import mesh_field
 
@@ -99,26 +98,6 @@ def positive_field(field: Array) -> Array:
     return jnp.where(field > FLOOR, field, jnp.exp(log_positive(jnp.minimum(field, FLOOR))))
 
 
-def positive_or_name(value: Any, name: str) -> Any:
-    """A positive number, or the name of a parameter."""
-    value = number_or_name(value, name)
-    if not isinstance(value, str) and not value > 0:
-        raise ArgumentError(name, value, "must be positive", "or pass the name of a parameter with a prior")
-    return value
-
-
-def names_of(*values: Any) -> tuple[str, ...]:
-    """Values that are names of parameters."""
-    return tuple(value for value in values if isinstance(value, str))
-
-
-def check_distinct(names: Sequence[str]) -> None:
-    """Raise ArgumentError if two parameters have one name."""
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            raise ArgumentError("names", name, "stands for two parameters", "rename one")
-
-
 def placed(field: Array, config: Config) -> Array:
     """A field that is divided over devices as the mesh."""
     return jax.lax.with_sharding_constraint(field, config.decomposition.sharding)
@@ -158,21 +137,30 @@ def number_or_field(
     raise ArgumentError(name, value, constraint, show_value=values.ndim == 0)
 
 
-def checked_templates(templates: Any, mask: Array | None) -> tuple[tuple[str, ...], tuple[Array, ...]]:
-    """Names of the amplitudes of templates and their fields, 0 behind the mask."""
+class Templates(eqx.Module):
+    """Fields of systematics, 0 behind the mask, and the names of their amplitudes."""
+
+    amplitudes: tuple[str, ...] = eqx.field(static=True)
+    fields: tuple[Array, ...]
+
+    def times(self, field: Array, parameters: Mapping[str, ArrayLike]) -> Array:
+        """A field times 1 + sum of amplitudes times templates."""
+        pairs = zip(self.amplitudes, self.fields, strict=True)
+        terms = (jnp.asarray(parameters[name], field.dtype) * template.astype(field.dtype) for name, template in pairs)
+        return field * (1.0 + sum(terms))
+
+    def named(self) -> dict[str, Array]:
+        """The fields by their names in errors."""
+        return {f"templates[{name!r}]": x for name, x in zip(self.amplitudes, self.fields, strict=True)}
+
+
+def checked_templates(templates: Any, mask: Array | None) -> Templates:
+    """Templates from a mapping of names to fields."""
     if templates is not None and not (isinstance(templates, Mapping) and all(isinstance(x, str) for x in templates)):
         remedy = 'for example {"dust": field}'
         raise ArgumentError("templates", templates, "must map names of amplitudes to fields", remedy, show_value=False)
     checked = {n: number_or_field(x, f"templates[{n!r}]", mask, bound="") for n, x in (templates or {}).items()}
-    return tuple(checked), tuple(masked(x, mask) for x in checked.values())
-
-
-def modulation(
-    amplitudes: tuple[str, ...], templates: tuple[Array, ...], parameters: Mapping[str, ArrayLike], dtype: Any
-) -> Array | float:
-    """1 + sum of amplitudes times templates."""
-    pairs = zip(amplitudes, templates, strict=True)
-    return 1.0 + sum(jnp.asarray(parameters[name], dtype) * template.astype(dtype) for name, template in pairs)
+    return Templates(tuple(checked), tuple(masked(x, mask) for x in checked.values()))
 
 
 def checked_mask(mask: Any) -> Array | None:

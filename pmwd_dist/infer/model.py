@@ -22,11 +22,13 @@ from pmwd_dist.cosmology.parameters import Parameters
 from pmwd_dist.cosmology.sampled import COSMOLOGY, parameters_at
 from pmwd_dist.cosmology.transfer import check_usable, transfer_warnings
 from pmwd_dist.infer import trees
-from pmwd_dist.infer.forward import CosmologicalModel, ForwardModel, Function, Simulation, of_shape
+from pmwd_dist.infer.cosmological import CosmologicalModel
+from pmwd_dist.infer.forward import ForwardModel, Function, of_shape
 from pmwd_dist.infer.gaussian import Gaussian
 from pmwd_dist.infer.likelihoods import Likelihood, data_warning, masked
 from pmwd_dist.infer.precondition import Adaptation, Observations, Preconditioner, wiener_draw
 from pmwd_dist.infer.priors import Prior, check_priors, unwhiten, whiten
+from pmwd_dist.infer.simulation import Simulation
 from pmwd_dist.parallel.distributed import to_devices, to_host
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import numbers

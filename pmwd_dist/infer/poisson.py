@@ -16,23 +16,20 @@ from jaxtyping import Array
 from pmwd_dist._checks import check_shares
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.infer.forward import value_of
 from pmwd_dist.infer.likelihoods import (
     Likelihood,
-    check_distinct,
+    Templates,
     checked_data,
     checked_mask,
     checked_templates,
     log_positive,
     masked,
-    modulation,
-    names_of,
     number_or_field,
     placed,
     positive_field,
-    positive_or_name,
     shown,
 )
+from pmwd_dist.infer.values import check_distinct, names_of, positive_or_name, value_of
 from pmwd_dist.observe.counts import MOST_IN_A_CELL
 
 _SHIFT = 8  # number from which on Stirling's series is exact to 3e-10
@@ -73,8 +70,7 @@ class Poisson(Likelihood):
     dispersion: str | float | None = eqx.field(static=True)
     bins: Array | None
     means: tuple[str, ...] = eqx.field(static=True)
-    amplitudes: tuple[str, ...] = eqx.field(static=True)
-    templates: tuple[Array, ...]
+    templates: Templates
 
     def __init__(
         self,
@@ -99,14 +95,14 @@ class Poisson(Likelihood):
             constraint = "is 0 in every cell" + ("" if self.mask is None else " that the mask shows")
             raise ArgumentError("selection", selection, constraint, "it is the fraction observed", show_value=False)
         self.bins, self.means = (None, ()) if bins is None else self._checked_bins(bins, nbar)
-        self.amplitudes, self.templates = checked_templates(templates, self.mask)
+        self.templates = checked_templates(templates, self.mask)
         self.dispersion = None if dispersion is None else positive_or_name(dispersion, "dispersion")
         check_distinct(self.names)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the parameters that need a prior."""
-        return *self.positive, *self.amplitudes
+        return *self.positive, *self.templates.amplitudes
 
     @property
     def positive(self) -> tuple[str, ...]:
@@ -131,7 +127,7 @@ class Poisson(Likelihood):
 
     def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Logarithm of the probability of the counts."""
-        density = self._density(masked(field, self.mask, 1), parameters)
+        density = self.templates.times(masked(field, self.mask, 1), parameters)
         data = masked(data, self.mask).astype(field.dtype)
         selection = self.selection.astype(field.dtype)
         selected = selection > 0  # a selection of 0 allows no galaxies
@@ -149,12 +145,8 @@ class Poisson(Likelihood):
 
     def mean(self, field: Array, parameters: Mapping[str, ArrayLike]) -> Array:
         """Expected number of galaxies in each cell."""
-        mean = jnp.asarray(self._nbar(parameters), field.dtype) * positive_field(self._density(field, parameters))
-        return self.selection.astype(field.dtype) * mean
-
-    def _density(self, field: Array, parameters: Mapping[str, ArrayLike]) -> Array:
-        """The field times its systematics."""
-        return field * modulation(self.amplitudes, self.templates, parameters, field.dtype)
+        nbar = jnp.asarray(self._nbar(parameters), field.dtype)
+        return self.selection.astype(field.dtype) * (nbar * positive_field(self.templates.times(field, parameters)))
 
     def draw(self, key: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Random counts."""
@@ -179,9 +171,8 @@ class Poisson(Likelihood):
 
     def check(self, data: Any, config: Config) -> None:
         """Raise ValueError unless data are counts where the mask shows them, and 0 where the selection is 0."""
-        fields = {f"templates[{name!r}]": x for name, x in zip(self.amplitudes, self.templates, strict=True)}
-        fields |= {} if self.bins is None else {"bins": self.bins}
-        data = checked_data(data, config, self.mask, selection=self.selection, nbar=self.nbar, **fields)
+        fields = {"selection": self.selection, "nbar": self.nbar, "bins": self.bins, **self.templates.named()}
+        data = checked_data(data, config, self.mask, **fields)
         data = np.asarray(masked(data, self.mask))
         wrong = (data < 0) | (data != np.rint(data))
         if wrong.any():
@@ -193,7 +184,7 @@ class Poisson(Likelihood):
     def contrast(self, data: Array, parameters: Mapping[str, ArrayLike]) -> Array:
         """Counts over their mean, minus 1; 0 without data."""
         mean = self._nbar(parameters) * self.selection
-        mean = mean * positive_field(self._density(jnp.ones_like(data), parameters))
+        mean = mean * positive_field(self.templates.times(jnp.ones_like(data), parameters))
         contrast = masked(data, self.mask) / jnp.where(mean > 0, mean, 1) - 1
         return masked(jnp.where(mean > 0, contrast, 0), self.mask)
 

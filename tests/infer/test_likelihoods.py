@@ -101,6 +101,31 @@ def test_modes_up_to_k_max_are_compared_behind_a_mask(pdims: tuple[int, int], ki
         assert abs(chi2.mean() - cells.sum()) < 3.5 * np.sqrt(2 * cells.sum() / 400)
 
 
+def test_draws_and_residuals_have_the_dense_covariance(config: pmd.Config, field: np.ndarray) -> None:
+    """Of a mask with k_max, a slope and a template; the noise of preconditioners is the one at delta = 0."""
+    rng, k_max, numbers = np.random.default_rng(8), 0.5, {"A": 0.3}
+    sigma, dust = rng.uniform(0.2, 0.4, SHAPE), rng.uniform(-1, 1, SHAPE)
+    options: Any = {"mask": MASK, "k_max": k_max, "small_scale_noise": 3.0, "templates": {"A": dust}}
+    likelihood = infer.Gaussian(sigma, slope=0.8, **options)
+    k = np.sqrt(sum(k_**2 for k_ in problems.wavevectors(SHAPE, config.box_size)))
+    compared = (k <= k_max) & (k > 0)
+    mean = problems.filter_matrix(k <= k_max) @ field.ravel() * (1 + 0.3 * (dust * MASK).ravel())
+    width = sigma.ravel() * np.sqrt(1 + 0.8 * (mean - 1))
+    correlation = np.eye(k.size) + 9 * problems.filter_matrix(~compared)
+    keys = jax.random.split(jax.random.key(0), 400)
+    draws = jax.vmap(lambda key: likelihood.draw(key, jnp.asarray(field), numbers, config))(keys)
+    chi = (np.asarray(draws).reshape(400, -1) - mean) / width
+    chi2 = np.sum(chi * np.linalg.solve(correlation, chi.T).T, axis=1)
+    assert abs(chi2.mean() - k.size) < 3.5 * np.sqrt(2 * k.size / 400)
+    cells = MASK.ravel() == 1
+    weighted = np.linalg.solve(correlation[np.ix_(cells, cells)], chi[0, cells])
+    found = likelihood.residual(draws[0], jnp.asarray(field), numbers, config)
+    np.testing.assert_allclose(found.ravel(), problems.filter_matrix(compared)[:, cells] @ weighted, atol=1e-10)
+    variance = np.asarray(likelihood.noise_variance(numbers, config))
+    expected = np.where(compared, 1 / np.mean(MASK / sigma**2), np.inf)[..., : variance.shape[2]]
+    np.testing.assert_allclose(variance, expected, rtol=1e-12)
+
+
 def test_poisson_agrees_with_scipy(config: pmd.Config, field: np.ndarray) -> None:
     rng = np.random.default_rng(3)
     selection, mask = rng.uniform(0.2, 1, SHAPE), rng.random(SHAPE) < 0.7

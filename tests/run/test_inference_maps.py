@@ -12,7 +12,7 @@ import pytest
 from inferences import LENSING, SMALL, plan_of
 
 from pmwd_dist import infer
-from pmwd_dist.infer.forward import CosmologicalModel
+from pmwd_dist.infer.cosmological import CosmologicalModel
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.folder import Log, prepare_folder
 from pmwd_dist.run.inference.inputs import draw_mock

@@ -1,0 +1,50 @@
+"""Arguments of models and likelihoods that are numbers or the names of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.core import Tracer
+from jax.typing import ArrayLike
+
+from pmwd_dist._checks import check_number
+from pmwd_dist._errors import ArgumentError
+
+
+def number_or_name(value: Any, name: str) -> Any:
+    """A finite number, on the host so that it may be static, or the name of a parameter."""
+    if not isinstance(value, str | Tracer):
+        check_number(value, name, constant=True, remedy="or pass the name of a parameter with a prior")
+    return on_host(value)
+
+
+def on_host(value: Any) -> Any:
+    """A number of JAX as one of Python, which may be static; other values unchanged."""
+    return value.item() if isinstance(value, jax.Array) and not isinstance(value, Tracer) else value
+
+
+def positive_or_name(value: Any, name: str) -> Any:
+    """A positive number, or the name of a parameter."""
+    value = number_or_name(value, name)
+    if not isinstance(value, str) and not value > 0:
+        raise ArgumentError(name, value, "must be positive", "or pass the name of a parameter with a prior")
+    return value
+
+
+def value_of(value: Any, parameters: Mapping[str, ArrayLike]) -> Any:
+    """A number, or the parameter with this name."""
+    return parameters[value] if isinstance(value, str) else value
+
+
+def names_of(*values: Any) -> tuple[str, ...]:
+    """Values that are names of parameters."""
+    return tuple(value for value in values if isinstance(value, str))
+
+
+def check_distinct(names: Sequence[str]) -> None:
+    """Raise ArgumentError if two parameters have one name."""
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise ArgumentError("names", name, "stands for two parameters", "rename one")
