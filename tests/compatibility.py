@@ -17,6 +17,7 @@ import numpy as np
 import pmwd_dist as pmd
 from pmwd_dist import infer, observe
 
+Cases = dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
 BOX, EDGES = 64.0, [0.0, 50.0, 100.0]
 
 
@@ -60,20 +61,15 @@ def particles(disp: Any, vel: Any) -> pmd.Particles:
     return pmd.Particles(disp, vel)
 
 
-def cases(n: SimpleNamespace) -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+def cases(n: SimpleNamespace) -> Cases:
     """A function of arrays and its arguments, by public name."""
+    return of_simulations(n) | of_fields(n) | of_skies(n) | of_inferences(n)
+
+
+def of_simulations(n: SimpleNamespace) -> Cases:
     c, d = n.config, n.division
     a, k = jnp.array([0.5, 0.9]), jnp.array([0.02, 0.2])
     moving = (n.disp, n.vel, n.omega)
-    view = {"source": 0.03, "field": 5.0, "pixels": 8}
-
-    def evolved(cone: Any, disp: Any, vel: Any, omega: Any) -> Any:
-        return pmd.nbody(particles(disp, vel), cosmology(omega), c, accumulate=cone).accumulated
-
-    def step(module: Any, key: Any, position: Any, **options: float) -> Any:
-        state = infer.mclmc.init(key, position, normal)
-        return module.step(key, state, normal, step_size=0.1, **options)[0].position
-
     return {
         "with_neutrinos": (lambda m: pmd.growth(0.5, pmd.with_neutrinos(jax_cosmo.Planck15(), m_nu=m)), (n.omega,)),
         "with_dark_energy": (lambda w: pmd.growth(0.5, pmd.with_dark_energy(jax_cosmo.Planck15(), a, w)), (-a,)),
@@ -96,6 +92,13 @@ def cases(n: SimpleNamespace) -> dict[str, tuple[Callable[..., Any], tuple[Any, 
         "pifft3d": (lambda f: pmd.pifft3d(f, d), (pmd.pfft3d(n.field, d),)),
         "halo_pad": (lambda f: pmd.halo_pad(f, 1, d), (n.field,)),
         "halo_reduce": (lambda f: pmd.halo_reduce(f, 1, d), (pmd.halo_pad(n.field, 1, d),)),
+    }
+
+
+def of_fields(n: SimpleNamespace) -> Cases:
+    """Observables of boxes."""
+    c, moving = n.config, (n.disp, n.vel, n.omega)
+    return {
         "observe.redshift_space": (
             lambda x, v, o: observe.redshift_space(particles(x, v), cosmology(o), c, a=0.8).disp,
             moving,
@@ -140,7 +143,7 @@ def cases(n: SimpleNamespace) -> dict[str, tuple[Callable[..., Any], tuple[Any, 
         ),
         "observe.comoving_positions": (
             lambda z: observe.comoving_positions({"RA": z, "DEC": z, "Z": z}, jax_cosmo.Planck15()),
-            (a,),
+            (jnp.array([0.5, 0.9]),),
         ),
         "observe.survey_selection": (
             lambda o: observe.survey_selection(observe.Survey(n_z=([0.0, 0.1], [1.0, 1.0])), cosmology(o), c),
@@ -160,6 +163,17 @@ def cases(n: SimpleNamespace) -> dict[str, tuple[Callable[..., Any], tuple[Any, 
             ).columns["Position"],
             (n.disp,),
         ),
+    }
+
+
+def of_skies(n: SimpleNamespace) -> Cases:
+    """Light cones and lensing."""
+    moving, view = (n.disp, n.vel, n.omega), {"source": 0.03, "field": 5.0, "pixels": 8}
+
+    def evolved(cone: Any, disp: Any, vel: Any, omega: Any) -> Any:
+        return pmd.nbody(particles(disp, vel), cosmology(omega), n.config, accumulate=cone).accumulated
+
+    return {
         "observe.FlatSkyLightCone": (partial(evolved, n.plane), moving),
         "observe.SphericalLightCone": (partial(evolved, n.sphere), moving),
         "observe.lensing_weights": (
@@ -173,6 +187,15 @@ def cases(n: SimpleNamespace) -> dict[str, tuple[Callable[..., Any], tuple[Any, 
             lambda z, o: observe.limber_power(jnp.array([100.0]), power, cosmology(o), EDGES, z),
             (0.1 * n.omega, n.omega),
         ),
+    }
+
+
+def of_inferences(n: SimpleNamespace) -> Cases:
+    def step(module: Any, key: Any, position: Any, **options: float) -> Any:
+        state = infer.mclmc.init(key, position, normal)
+        return module.step(key, state, normal, step_size=0.1, **options)[0].position
+
+    return {
         "infer.Model.predict": (lambda x, s: n.model.predict(x, {"sigma8": s})[0], (n.field, 3 * n.omega)),
         "infer.Posterior.logdensity": (lambda x: n.posterior.logdensity(x), (n.position,)),
         "infer.Posterior.from_latent": (lambda x: n.posterior.from_latent(x), (n.position,)),

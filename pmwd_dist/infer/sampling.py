@@ -340,11 +340,7 @@ def _advance(
     """A chunk of all chains, with arrays of shape (chains, draws), (bands, chains, draws) or (chains, steps)."""
     posterior = posterior.adapted(run.adaptation)
     chains, config = run.states.logdensity.shape[0], posterior.model.config
-
-    def added(position: Position) -> Array:
-        """The correction of the log density, linear in the whitened parameters of a position."""
-        return jnp.asarray(sum(run.correction[name] * u for name, u in posterior.whitened(position).items()))
-
+    added = partial(_correction, run.correction, posterior)
     options: dict[str, Any] = {"logdensity": lambda z: posterior.logdensity(z) + added(z), "method": method}
     options |= {"tuning": run.tuning, "agree": config.decomposition.equal_copies}
     statistics, modes = statistics_of_bands(config)
@@ -376,6 +372,11 @@ def _advance(
     arrays = {name: x.T for name, x in kept.items()}
     arrays |= {name: x.reshape(-1, chains).T for name, x in each.items()} | {"modes": modes}
     return run._replace(states=states, moments=moments), arrays
+
+
+def _correction(slopes: dict[str, Array], posterior: Posterior, position: Position) -> Array:
+    """The correction of the log density, linear in the whitened parameters of a position."""
+    return jnp.asarray(sum(slopes[name] * u for name, u in posterior.whitened(position).items()))
 
 
 @filter_jit

@@ -100,20 +100,20 @@ def galaxy_light_cone(
         raise ArgumentError("solver", solver, "must be a drift-kick-drift solver", "use BullFrog()", show_value=False)
     table = growth_table_to(config.lpt_order, cosmo)
     times = step_times(table, config).astype(particles.disp.dtype)
-    passage = Passage(survey, table, times, config, key=key, weights=weights, observer=observer)
+    cone_galaxies = ConeGalaxies(survey, table, times, config, key=key, weights=weights, observer=observer)
     schedule = host.make_schedule(table, times, config, solver.coefficients, potential_factor)
     exact = host.exact_particles(jax.tree.map(jnp.copy, Particles(particles.disp, particles.vel)), config)
     mid = host.half_drift(exact, successful(particles.disp.dtype), schedule, 0, config)
     for i in range(len(times) - 1):
-        before = mid if not passage.sees(i) else jax.tree.map(jnp.copy, mid)
+        before = mid if not cone_galaxies.sees(i) else jax.tree.map(jnp.copy, mid)
         mid = host.advance(mid, schedule, i, config)
         mid.status.raise_if_failed()
-        passage.add(before, mid, schedule, i, config)
+        cone_galaxies.add(before, mid, schedule, i, config)
     host.final_status(mid, config).raise_if_failed()
-    return passage.catalogue()
+    return cone_galaxies.catalogue()
 
 
-class Passage:
+class ConeGalaxies:
     """The galaxies of a survey that light has passed, gathered from step to step on the host.
 
     Args:
@@ -138,12 +138,12 @@ class Passage:
         self.rows = np.zeros((0, COLUMNS))
         times = np.asarray(times, float)
         self.distances = distances_at(1 / times - 1, table)
-        self.edges, self.observer, self.images = view(survey, table, config, observer)
+        self.edges, self.observer, self.images = survey_extent(survey, table, config, observer)
         self.room = room_of(survey, times, table)
         shown = np.flatnonzero(_in_footprint(self.images, survey, config))
         given: Any = {"weights": weights, "key": key, "images": (self.images[shown], shown), "edges": self.edges}
         self.means, self.weights = galaxy_draws.means_of(survey, table, config, **given)
-        self.share = 2.0 ** min(math.ceil(math.log2(float(self.means.most))), 0)  # few programs
+        self.share = 2.0 ** min(math.ceil(math.log2(float(self.means.largest_probability))), 0)  # few programs
 
     def sees(self, done: int) -> bool:
         """Whether light may pass galaxies in the step after a number of steps."""
@@ -188,7 +188,7 @@ class Passage:
         return Catalogue(columns, {name: UNITS[name] for name in columns}, about | about_simulation(self.table, config))
 
 
-def view(
+def survey_extent(
     survey: Survey, table: GrowthTable, config: Config, observer: Sequence[float] | None
 ) -> tuple[tuple[float, float], tuple[float, ...], np.ndarray]:
     """Distances between which there are galaxies, observer, and corners of the images of the box [Mpc/h].

@@ -24,7 +24,7 @@ from pmwd_dist.observe.catalogue import check_negative
 from pmwd_dist.observe.crossing import Path, path
 from pmwd_dist.observe.deposit import each_image, grouped, split
 from pmwd_dist.observe.healpix import nearest_pixel, nside_of
-from pmwd_dist.observe.passage import blocks_of, parabola, passed_sites, seen, step_series, weight_nodes
+from pmwd_dist.observe.passage import Seen, blocks_of, parabola, passed_sites, seen, step_series, weight_nodes
 from pmwd_dist.observe.survey import Survey
 from pmwd_dist.parallel.inputs import check_on_host
 from pmwd_dist.pm import inputs
@@ -46,24 +46,24 @@ class Means(NamedTuple):
       n_z: redshifts and number densities [(h/Mpc)^3].
       mask: share of each pixel of the sky, or one number.
       volume: comoving volume of a particle, times completeness [(Mpc/h)^3].
-      most: bound of the probability of a galaxy at a particle.
+      largest_probability: bound of the probability of a galaxy at a particle.
       nodes: growth factors of the weights; one for constant weights.
       norms: means of the weights over the lattice, without negative ones.
-      bits: words of the key.
+      key_words: words of the key.
       images: corners of the images of the box relative to the observer [Mpc/h].
-      numbers: numbers of the images.
+      image_numbers: numbers of the images.
       edges: distances between which there are galaxies [Mpc/h].
     """
 
     n_z: Array
     mask: Array
     volume: Array
-    most: Array
+    largest_probability: Array
     nodes: Array
     norms: Array
-    bits: Array
+    key_words: Array
     images: Array
-    numbers: Array
+    image_numbers: Array
     edges: Array
 
 
@@ -197,8 +197,8 @@ def _rows(
         sites, passed, guess = jax.vmap(passed_sites, (0, 0, None, None))(path, corners, step.light, spacing)
         place = jnp.stack(jnp.meshgrid(*map(jnp.arange, passed.shape[1:]), indexing="ij"))[None]
         place, number = place + first[..., None, None, None], jnp.broadcast_to(_along(number), passed.shape)
-        u = _random(means.bits, place, number).astype(dtype)
-        chosen = (passed & _along(there) & (u < means.most)).ravel()
+        u = _random(means.key_words, place, number).astype(dtype)
+        chosen = (passed & _along(there) & (u < means.largest_probability)).ravel()
         kept = min(u.size, math.ceil(u.size * share + _SIGMAS * math.sqrt(u.size * share) + 50))
         at = (
             jnp.zeros(kept, jnp.int32)
@@ -210,15 +210,7 @@ def _rows(
         total = jnp.sum(chosen, dtype=jnp.int32)
 
         here = seen(path, sites, jnp.arange(kept) < total, guess, step)
-        mean = means.volume * jnp.interp(here.z, *means.n_z, left=0, right=0)
-        mean = mean * (transverse_distance(here.distance, table) / here.distance) ** 2
-        if means.mask.ndim:
-            mean = mean * means.mask[nearest_pixel(nside_of(means.mask.size), here.x.T)]
-        if weights:
-            shares = parabola(here.D, means.nodes)
-            norm = sum(share * norm for share, norm in zip(shares, means.norms, strict=True))
-            weight = sum(share * field for share, field in zip(shares, weights, strict=True))
-            mean = mean * jnp.maximum(weight, 0) / norm
+        mean = _mean_numbers(here, weights, means, table)
         # No direction is known at the observer.
         found = _poisson(jnp.where(here.passed & (here.distance > 0), mean, 0), u)
         values = [number, *place, found]
@@ -227,12 +219,26 @@ def _rows(
         return rows, count + jnp.sum(found > 0, dtype=jnp.int32), lost | (total > kept)
 
     def of_group(carry: Any, group: Any) -> Any:
-        return each_image(put, carry, group, (means.images, means.numbers), shared), None
+        return each_image(put, carry, group, (means.images, means.image_numbers), shared), None
 
     start = jnp.zeros((room, COLUMNS), dtype), jnp.zeros((), jnp.int32), lost
     start = jax.tree.map(lambda x: vary(x, names), start)
     xs = grouped((blocks, first, tuple(split(x, parts) for x in weights)), wanted)
     return jax.lax.scan(of_group, start, xs)[0]
+
+
+def _mean_numbers(here: Seen, weights: tuple[Array, ...], means: Means, table: GrowthTable) -> Array:
+    """Mean numbers of galaxies at particles that light passes."""
+    mean = means.volume * jnp.interp(here.z, *means.n_z, left=0, right=0)
+    mean = mean * (transverse_distance(here.distance, table) / here.distance) ** 2
+    if means.mask.ndim:
+        mean = mean * means.mask[nearest_pixel(nside_of(means.mask.size), here.x.T)]
+    if weights:
+        shares = parabola(here.D, means.nodes)
+        norm = sum(share * norm for share, norm in zip(shares, means.norms, strict=True))
+        weight = sum(share * field for share, field in zip(shares, weights, strict=True))
+        mean = mean * jnp.maximum(weight, 0) / norm
+    return mean
 
 
 def _along(x: Array) -> Array:

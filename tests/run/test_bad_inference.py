@@ -35,7 +35,7 @@ def uniform(name: str, low: float, high: float) -> str:
 
 WRONG = {
     "likelihood.nbar: missing; add for example": ["likelihood.kind=poisson"],
-    "likelihood.nbar: a gaussian likelihood has none": ["likelihood.nbar=2.0"],
+    "likelihood.nbar: is of a poisson likelihood": ["likelihood.nbar=2.0"],
     'must be "gaussian", "poisson" or "lensing"; for example "gaussian"': ["likelihood.kind=gauss"],
     'data.selection: is of counts; use likelihood.kind = "poisson"': ["data.selection=a.npy"],
     "likelihood.dispersion: is of a poisson likelihood; leave it out": ["likelihood.dispersion=0.1"],

@@ -90,9 +90,7 @@ def test_maps_of_lensing_are_data(tmp_path: Path) -> None:
             "[10.0, 20.0]", "[1.0, 2.0, 3.0]"
         ),
         'is of likelihood.kind = "lensing"; leave it out': SMALL + "[observe.light_cone]\n",
-        "likelihood.density: a gaussian likelihood has none": SMALL.replace(
-            "sigma = 0.5", "sigma = 0.5\ndensity = 1.0"
-        ),
+        "likelihood.density: is of a lensing likelihood": SMALL.replace("sigma = 0.5", "sigma = 0.5\ndensity = 1.0"),
     }
     for message, text in wrong.items():
         with pytest.raises(SettingsError, match=message):

@@ -15,7 +15,7 @@ from jax import Array
 
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table_to
-from pmwd_dist.observe.galaxy_cone import Passage
+from pmwd_dist.observe.galaxy_cone import ConeGalaxies
 from pmwd_dist.pm.modes import linear_modes
 from pmwd_dist.pm.noise import noise_of
 from pmwd_dist.pm.particles import Particles
@@ -138,7 +138,7 @@ class Output(Section):
         """Problems of the arrays of `inputs`, and of keys with a simulation."""
         return []
 
-    def passage(self, simulation: SimulationSetup, times: Sequence[float], data: Arrays) -> Passage | None:
+    def cone_galaxies(self, simulation: SimulationSetup, times: Sequence[float], data: Arrays) -> ConeGalaxies | None:
         """Galaxies that light passes in a run with these ends of steps, none so far; None for other outputs.
 
         Raises:
@@ -187,7 +187,9 @@ class Output(Section):
     def write_divided(self, folder: Path, view: View) -> None:
         """Write arrays that are divided over devices, without the density of the view. Collective."""
 
-    def write_last(self, folder: Path, simulation: SimulationSetup, shells: Any, passage: Passage | None) -> None:
+    def write_last(
+        self, folder: Path, simulation: SimulationSetup, shells: Any, cone_galaxies: ConeGalaxies | None
+    ) -> None:
         """Write the files at the end of a run, whose light cone has these shells and galaxies. Collective."""
 
     @classmethod

@@ -15,7 +15,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table
 from pmwd_dist.io.snapshot import content
-from pmwd_dist.observe.galaxy_cone import Passage, room_of, view
+from pmwd_dist.observe.galaxy_cone import ConeGalaxies, room_of, survey_extent
 from pmwd_dist.observe.galaxy_draws import COLUMNS
 from pmwd_dist.observe.survey import Survey
 from pmwd_dist.pm.status import SimulationError
@@ -68,17 +68,19 @@ class GalaxyCone(Output):
     def input_problems(self, arrays: Arrays, simulation: SimulationSetup) -> list[str]:
         """A survey that is none, that the run does not span, or whose galaxies can't be drawn."""
         try:
-            view(self.survey(arrays), growth_table(simulation.cosmo), simulation.config, self.galaxies.observer)
+            survey_extent(
+                self.survey(arrays), growth_table(simulation.cosmo), simulation.config, self.galaxies.observer
+            )
         except ArgumentError as error:
             key = error.argument.removeprefix("survey.").replace("mask.shape", "sky").replace("mask", "sky")
             return [f"observe.galaxies.{key}: {error.reason}"]
         return []
 
-    def passage(self, simulation: SimulationSetup, times: Sequence[float], data: Arrays) -> Passage:
+    def cone_galaxies(self, simulation: SimulationSetup, times: Sequence[float], data: Arrays) -> ConeGalaxies:
         """No galaxies so far."""
         modes = modes_of(simulation)
         try:
-            return Passage(
+            return ConeGalaxies(
                 self.survey(data),
                 growth_table(simulation.cosmo),
                 times,
@@ -105,14 +107,16 @@ class GalaxyCone(Output):
         numbers = _NUMBERS * math.prod(config.particle_shape) // config.decomposition.size + rows
         return np.dtype(jax.numpy.result_type(float)).itemsize * numbers
 
-    def write_last(self, folder: Path, simulation: SimulationSetup, shells: Any, passage: Passage | None) -> None:
+    def write_last(
+        self, folder: Path, simulation: SimulationSetup, shells: Any, cone_galaxies: ConeGalaxies | None
+    ) -> None:
         """Write the catalogue.
 
         Raises:
           SimulationError: displacements are too large.
         """
-        assert passage is not None
-        passage.catalogue().save(folder / _FILE)
+        assert cone_galaxies is not None
+        cone_galaxies.catalogue().save(folder / _FILE)
 
     @classmethod
     def figures(cls, folder: Path) -> Figures:

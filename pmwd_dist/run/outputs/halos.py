@@ -126,7 +126,7 @@ class Halos(TableOutput):
             write_groups(folder / self.file(z, "swift.hdf5"), halos, simulation.cosmo, simulation.config)
         super().write(folder, z, table)
 
-    def write_last(self, folder: Path, simulation: SimulationSetup, shells: Any, passage: Any) -> None:
+    def write_last(self, folder: Path, simulation: SimulationSetup, shells: Any, cone_galaxies: Any) -> None:
         """Write the halos on the light cone, from the catalogues of the folder.
 
         Raises:

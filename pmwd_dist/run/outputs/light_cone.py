@@ -257,7 +257,7 @@ class LightCone(Output):
         cone: Any = simulation.light_cone
         return 4 * shells_like(cone).size
 
-    def write_last(self, folder: Path, simulation: SimulationSetup, shells: Array, passage: Any) -> None:
+    def write_last(self, folder: Path, simulation: SimulationSetup, shells: Array, cone_galaxies: Any) -> None:
         """Write the shells, and the convergence, shear and spectra of each source.
 
         Raises:

@@ -22,7 +22,7 @@ def inference_problems(settings: InferenceSettings) -> list[str]:
         if output.name not in settings.observables:
             problems.append(f"[observe.{output.name}]: unknown section of an inference; leave it out")
         problems += output.problems(settings.box)
-    for part in (_noise, _likelihood, _shapes, _systematics, _lensing, _model, _priors, _truth, _chains):
+    for part in (_noise, _likelihood, _systematics, _lensing, _model, _priors, _truth, _chains):
         problems += part(settings)
     return problems
 
@@ -35,19 +35,20 @@ def _noise(settings: InferenceSettings) -> Problems:
 
 def _likelihood(settings: InferenceSettings) -> Problems:
     likelihood, data = settings.likelihood, settings.data
-    for kind, name in NOISES.items():
+    shapes = [(kind, name) for kind, names in SHAPES.items() for name in names]
+    for kind, name in [*NOISES.items(), *shapes]:
         fixed, free = getattr(likelihood, name) is not None, name in settings.priors.given
         if kind == likelihood.kind and fixed and free:
             yield f"likelihood.{name}: is fixed, and has a prior; leave one of them out"
-        elif kind == likelihood.kind and fixed and data.counts is not None:
+        elif kind == likelihood.kind and fixed and name == NOISES[kind] and data.counts is not None:
             yield f"likelihood.{name}: data.counts hold the galaxies; leave one of them out"
-        elif kind == likelihood.kind and not (fixed or free or data.counts is not None):
+        elif kind == likelihood.kind and not (fixed or free or data.counts is not None) and name == NOISES[kind]:
             example = toml_value((type(likelihood).model_fields[name].examples or [None])[0])
             prior = ", or a prior" if name in NAMES else ""
             yield f"likelihood.{name}: missing; add for example `{name} = {example}` to [likelihood]{prior}"
         elif kind != likelihood.kind:
             for section in ["likelihood"] * fixed + ["priors"] * free:
-                yield f"{section}.{name}: a {likelihood.kind} likelihood has none; leave it out"
+                yield f"{section}.{name}: is of a {kind} likelihood; leave it out"
     if data.selection is not None and likelihood.kind != "poisson":
         yield 'data.selection: is of counts; use likelihood.kind = "poisson", or data.mask'
     if likelihood.k_max is not None and likelihood.kind != "gaussian":
@@ -58,19 +59,6 @@ def _likelihood(settings: InferenceSettings) -> Problems:
         yield "likelihood.noise_k2: needs the same noise in all cells; leave it out, or mask, file of sigma and slope"
     if likelihood.small_scale_noise != SMALL_SCALE_NOISE and not (likelihood.k_max and couples):
         yield "likelihood.small_scale_noise: needs k_max, and data.mask, a file of sigma or a slope; leave it out"
-
-
-def _shapes(settings: InferenceSettings) -> Problems:
-    """Rules on optional numbers of the noise, which may have priors."""
-    likelihood = settings.likelihood
-    for kind, names in SHAPES.items():
-        for name in names:
-            fixed, free = getattr(likelihood, name) is not None, name in settings.priors.given
-            given = ["likelihood"] * fixed + ["priors"] * free
-            if kind == likelihood.kind and len(given) == 2:
-                yield f"likelihood.{name}: is fixed, and has a prior; leave one of them out"
-            for section in given if kind != likelihood.kind else ():
-                yield f"{section}.{name}: is of a {kind} likelihood; leave it out"
 
 
 def _systematics(settings: InferenceSettings) -> Problems:

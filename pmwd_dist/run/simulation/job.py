@@ -24,7 +24,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.io import checkpoint
 from pmwd_dist.io.arrays import ArrayFileError, reading
-from pmwd_dist.observe.galaxy_cone import Passage
+from pmwd_dist.observe.galaxy_cone import ConeGalaxies
 from pmwd_dist.observe.sources import LightCone
 from pmwd_dist.ops.momenta import pack, to_integers
 from pmwd_dist.ops.stencil import WIDTH
@@ -74,7 +74,7 @@ class Progress:
       schedule: all steps.
       step: number of steps.
       shells: shells of the light cone so far; None without one.
-      passage: galaxies that light has passed so far; None without any.
+      cone_galaxies: galaxies that light has passed so far; None without any.
     """
 
     config: Config
@@ -83,7 +83,7 @@ class Progress:
     schedule: StepSchedule
     step: int
     shells: Array | None = None
-    passage: Passage | None = None
+    cone_galaxies: ConeGalaxies | None = None
 
     def particles(self) -> ExactParticles:
         """The particles at the end of the step: the drift of the next one is reversed."""
@@ -104,7 +104,7 @@ class Progress:
         moved = self.position
         if not isinstance(moved, MidStep):
             self.position = moved = host.half_drift(moved, self.status, self.schedule, done, self.config)
-        gathering = self.passage is not None and self.passage.sees(self.step)
+        gathering = self.cone_galaxies is not None and self.cone_galaxies.sees(self.step)
         before = jax.tree.map(jnp.copy, moved) if gathering else None  # a step donates its particles
         if cone is None or self.shells is None:
             moved = host.advance(moved, self.schedule, done, self.config)
@@ -122,8 +122,8 @@ class Progress:
                 for x in jax.tree.leaves(moved.particles):
                     x.delete()  # not a state before the step: no checkpoint may hold them
                 return status
-        if before is not None and self.passage is not None:
-            self.passage.add(before, moved, self.schedule, self.step, self.config)
+        if before is not None and self.cone_galaxies is not None:
+            self.cone_galaxies.add(before, moved, self.schedule, self.step, self.config)
         self.status, self.step = moved.status, self.step + 1
         return status
 
@@ -193,7 +193,7 @@ def _begin(plan: SimulationPlan, log: Log) -> Progress:
     particles = jax.device_put(particles, config.decomposition.sharding)
     shells = None if simulation.light_cone is None else light_cone.empty(simulation.light_cone)
     status = _replicated(successful(_dtype()), plan)
-    return Progress(config, particles, status, _schedule(plan), 0, shells, plan.passage())
+    return Progress(config, particles, status, _schedule(plan), 0, shells, plan.cone_galaxies())
 
 
 def _particles_of_noise(simulation: SimulationSetup) -> ExactParticles:
@@ -217,18 +217,18 @@ def _restore(plan: SimulationPlan, log: Log, path: Path, content: dict[str, Any]
     likes["status"] = _replicated(successful(_dtype()), plan)
     if plan.simulation.light_cone is not None:
         likes["shells"] = light_cone.shells_like(plan.simulation.light_cone)
-    passage, rows = plan.passage(), content.get("galaxies", 0)
-    if passage is not None:
-        likes["galaxies"] = _replicated(np.zeros((rows, 2 * passage.rows.shape[1]), np.int32), plan)
+    cone_galaxies, rows = plan.cone_galaxies(), content.get("galaxies", 0)
+    if cone_galaxies is not None:
+        likes["galaxies"] = _replicated(np.zeros((rows, 2 * cone_galaxies.rows.shape[1]), np.int32), plan)
     with start_errors():
         tree = checkpoint.load(path, likes)
-    if passage is not None:
-        passage.rows = np.asarray(tree["galaxies"]).view(np.float64)
+    if cone_galaxies is not None:
+        cone_galaxies.rows = np.asarray(tree["galaxies"]).view(np.float64)
     step = content["step"]
     a = plan.times[step]
     log("resume", f"resumed after step {step}/{plan.steps}, a {a:.4f}", step=step, steps=plan.steps, a=a)
     particles = ExactParticles(tree["disp"], jit(pack)(tree["momenta"], 0.0))
-    return Progress(config, particles, tree["status"], _schedule(plan), step, tree.get("shells"), passage)
+    return Progress(config, particles, tree["status"], _schedule(plan), step, tree.get("shells"), cone_galaxies)
 
 
 def _set_halo(plan: SimulationPlan, progress: Progress, displacement: float, log: Log) -> None:
@@ -357,7 +357,7 @@ def _write_last(plan: SimulationPlan, progress: Progress) -> list[str]:
         if distributed.is_main():
             manifest.claim(folder, names)
     for output in plan.results:
-        output.write_last(folder, plan.simulation, progress.shells, progress.passage)
+        output.write_last(folder, plan.simulation, progress.shells, progress.cone_galaxies)
     with raise_on_all_processes():
         if distributed.is_main():
             drawing.draw(figures(folder, names))
@@ -387,8 +387,8 @@ def _checkpoint(plan: SimulationPlan, progress: Progress, log: Log) -> None:
             manifest.claim(plan.folder, [path.name])
     outputs = [[i, z] for i, z in sorted(plan.outputs.items()) if i <= progress.step]
     description: dict[str, Any] = {"identity": identity(plan), "times": list(plan.times), "outputs": outputs}
-    if progress.passage is not None:
-        rows = np.ascontiguousarray(progress.passage.rows)
+    if progress.cone_galaxies is not None:
+        rows = np.ascontiguousarray(progress.cone_galaxies.rows)
         tree["galaxies"] = _replicated(rows.view(np.int32), plan)  # as words: JAX may have no type of 64 bits
         description["galaxies"] = len(rows)
     checkpoint.save(plan.folder, progress.step, tree, description)

@@ -12,7 +12,7 @@ import numpy as np
 
 from pmwd_dist._files import free_space
 from pmwd_dist._memory import size
-from pmwd_dist.observe.galaxy_cone import Passage
+from pmwd_dist.observe.galaxy_cone import ConeGalaxies
 from pmwd_dist.parallel.distributed import from_main
 from pmwd_dist.pm.noise import NoiseKind
 from pmwd_dist.pm.time_steps import step_times
@@ -66,9 +66,9 @@ class SimulationPlan(Plan):
         """Kinds of files that are written."""
         return outputs_of(self.settings.output, self.settings.observe)
 
-    def passage(self) -> Passage | None:
+    def cone_galaxies(self) -> ConeGalaxies | None:
         """Galaxies that light passes during the run, none so far; None without any."""
-        found = (output.passage(self.simulation, self.times, self.data) for output in self.results)
+        found = (output.cone_galaxies(self.simulation, self.times, self.data) for output in self.results)
         return next((x for x in found if x is not None), None)
 
     @property
