@@ -29,9 +29,9 @@ _MATH = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>',
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages of the tutorials, as they run now."""
-    sources = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
+    sources = sorted((ROOT / "docs").glob("*/*.py"))
     for source, text in zip(sources, pages(sources), strict=True):
-        files.append(File.generated(config, f"tutorials/{source.stem}.md", content=text))
+        files.append(File.generated(config, f"{source.parent.name}/{source.stem}.md", content=text))
     return files
 
 

@@ -25,7 +25,7 @@ from pmwd_dist.run.settings import InferenceSettings, SimulationSettings
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 REFERENCE = ROOT / "docs" / "reference"
-TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
+TUTORIALS = sorted((ROOT / "docs").glob("*/*.py"))
 
 # Tutorials with smaller numbers of cells, steps and draws, whose programs are the same.
 SMALLER = {"64": "16", "99": "19", "100": "20", "200": "20", "1000": "40"}
@@ -67,7 +67,7 @@ def test_the_site(tmp_path: Path) -> None:
     check_that_pages_load_nothing_from_elsewhere(tmp_path)
     assert all((tmp_path / name).is_file() for name in ("iframe-worker.js", "search/search_index.js"))  # by file://
     for tutorial in TUTORIALS:
-        page = (tmp_path / "tutorials" / f"{tutorial.stem}.html").read_text(encoding="utf-8")
+        page = (tmp_path / tutorial.parent.name / f"{tutorial.stem}.html").read_text(encoding="utf-8")
         assert "<math" in page or tutorial.stem == "devices"
     for kind in (SimulationSettings, InferenceSettings):
         check_that_all_keys_are_described(tmp_path, kind)
