@@ -133,6 +133,6 @@ worst = max(checks, key=lambda name: abs(checks[name].z))
 print("the largest deviation is", f"{checks[worst].z:.1f} sd in {worst!r}")
 
 # %% [markdown]
-# For galaxies of an N-body simulation replace the forward model by `infer.Simulation`, as in [First
-# posterior](../start/posterior.md). Runs from a config file do all these checks and write a verdict: see [Inference
+# For galaxies of a simulation replace the forward model by `infer.Simulation`, as in [First
+# survey](../start/survey.md). Runs from a config file do all these checks and write a verdict: see [Inference
 # from data](../howto/inference.md).
