@@ -193,8 +193,8 @@ def particle_rows(particles: Particles, config: Config, a: Any = None) -> tuple[
     for x, u in zip(positions.addressable_shards, velocities.addressable_shards, strict=True):
         if x.replica_id == 0:
             local = np.asarray(x.data)
-            axes = [np.arange(n) + (s.start or 0) for s, n in zip(x.index, local.shape[:3], strict=False)]
-            sites = np.ravel_multi_index(tuple(np.ix_(*axes)), config.particle_shape)
+            i, j, k = np.ix_(*(np.arange(n) + (s.start or 0) for s, n in zip(x.index, local.shape[:3], strict=False)))
+            sites = (i * config.particle_shape[1] + j) * config.particle_shape[2] + k
             parts.append(make_rows(sites.ravel(), local.reshape(-1, 3), np.asarray(u.data).reshape(-1, 3)))
     return joined(parts), float(at)
 
@@ -254,7 +254,8 @@ def find_groups(rows: Rows, places: Places, count: int, *, linking_length: float
 
 def _members(labels: np.ndarray, least: int) -> np.ndarray:
     """Indices of the points in groups of at least this number, ascending by label and index."""
-    some = np.flatnonzero(np.take(np.bincount(labels), labels) >= least)
+    number = np.bincount(labels).astype(np.int32)
+    some = np.flatnonzero(np.take(number, labels, mode="clip") >= least)  # "clip" needs no copies
     keys = np.take(labels, some).astype(np.int64) << 32 | some
     keys.sort()  # several times as fast as an argument sort
     return keys & 0xFFFFFFFF

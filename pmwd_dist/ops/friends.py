@@ -39,14 +39,14 @@ def group_labels(points: np.ndarray, sides: Sequence[float], length: float) -> n
 
 
 def _on_gpu(points: np.ndarray, side: float, length: float) -> np.ndarray:
-    x = np.asarray(points, np.float32)
-    return np.asarray(_least_indices(np.where(x >= np.float32(side), 0, x), side, length))
+    return np.asarray(_least_indices(np.asarray(points, np.float32), side, length))
 
 
 @partial(program.jit, static_argnums=(1, 2))
 def _least_indices(x: jax.Array, side: float, length: float) -> jax.Array:
     from jztree.fof import fof_labels  # type: ignore[import-not-found]
 
+    x = jnp.where(x >= side, 0, x)  # by rounding
     _, first = fof_labels(x, length, side, output_order="input")  # in an order of jztree's own
     number = jnp.arange(len(x), dtype=jnp.int32)
     return jnp.full_like(number, len(x)).at[first].min(number)[first]
