@@ -163,9 +163,12 @@ def ensemble(
     _run_ensemble(found, retry=False, time_limit=limit)
 
 
-def _run_ensemble(found: Ensemble, **options: Any) -> None:
+def _run_ensemble(found: Ensemble, *, retry: bool, time_limit: float | None) -> None:
+    with command_errors():
+        unequal = compare_processes(found.job(0), table=found.table.text(), time_limit=time_limit)
     with Display() as display:
-        display.show(run_ensemble(found, display, **options))
+        display.show(unequal)
+        display.show(run_ensemble(found, display, retry=retry, time_limit=time_limit))
 
 
 @app.command()

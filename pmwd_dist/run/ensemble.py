@@ -1,15 +1,18 @@
 """Simulations of the rows of a table, each in a folder of its own, which any number of programs share.
 
-A program claims a row by a lock, which the kernel releases when the program ends, however it ends.
+A program claims a row by a lock, which the kernel releases when the program ends, however it ends. The status of a row
+is that of its run, or a failure that a program has noted beside it, perhaps before the run began.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ import h5py
 import jax
 import numpy as np
 
-from pmwd_dist._files import atomic_write, free_space, message, read_text
+from pmwd_dist._files import atomic_write, free_space, message, read_text, remove
 from pmwd_dist._jax.profile import recording
 from pmwd_dist._memory import size
 from pmwd_dist.parallel import distributed
@@ -30,13 +33,13 @@ from pmwd_dist.run.common.control import Interrupted, StopRequest, stop_requests
 from pmwd_dist.run.common.fingerprint import identity
 from pmwd_dist.run.common.folder import (
     CONFIG,
-    RUN,
     Event,
     Listener,
+    StartError,
     check_identity,
+    ending,
     prepare_folder,
     start_errors,
-    status_of,
 )
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.common.lock import InUseError, folder_lock
@@ -46,6 +49,7 @@ from pmwd_dist.run.simulation.job import SimulationJob
 
 BASE, TABLE, SUMMARY, ROWS = "base.toml", "table.csv", "summary.h5", "rows"
 _BAD = ("failed", "damaged")  # ends of rows with a reason
+_CLAIMS = ("taken", "done", "new", "begun")  # by another program, and by nobody
 _TABLES_SIZE = 1_000_000  # of the small files of a row [bytes]
 
 
@@ -92,27 +96,29 @@ def prepare_ensemble(ensemble: Ensemble) -> None:
     with raise_on_all_processes():
         if distributed.is_main():
             folder = ensemble.folder
-            own = {BASE: to_toml(ensemble.table.rows[0]), TABLE: ensemble.table.text()}
-            if not is_ensemble(folder) and folder.exists() and not _is_new(folder):
+            texts = {BASE: to_toml(ensemble.table.rows[0]), TABLE: ensemble.table.text()}
+            if folder.exists() and not _is_new(folder) and not is_ensemble(folder):  # which it may be by now
                 raise ValueError(f"{folder}: not empty, and not the folder of an ensemble; choose another --output")
             folder.mkdir(parents=True, exist_ok=True)
             with folder_lock(folder, wait=True):
                 if is_ensemble(folder):  # perhaps by a program that was started alike
-                    if any(read_text(folder / name, own=True) != text for name, text in own.items()):
+                    if any(read_text(folder / name, own=True) != text for name, text in texts.items()):
                         raise ValueError(f"{folder}: has other rows or settings; choose another --output")
                     return
                 _check_rows(ensemble)
-                manifest.create(folder, identity(ensemble.job(0)), [*own, SUMMARY])
+                if (folder / manifest.NAME).is_file():  # of a program that was killed here
+                    manifest.remove_files(folder)
+                manifest.create(folder, identity(ensemble.job(0)), [*texts, SUMMARY])
                 (folder / ROWS).mkdir(exist_ok=True)
-                for name, text in own.items():  # the table last: it makes the folder one of an ensemble
+                for name, text in texts.items():  # the table last: it makes the folder one of an ensemble
                     with atomic_write(folder / name) as aside:
                         aside.write_text(text, encoding="utf-8")
 
 
 def _is_new(folder: Path) -> bool:
     """Whether a folder holds nothing but what an ensemble begins with."""
-    own = {BASE, ROWS, manifest.NAME}
-    return folder.is_dir() and {path.name for path in folder.iterdir() if path.name[0] != "."} <= own
+    names = {path.name for path in folder.iterdir() if path.name[0] != "."} if folder.is_dir() else {""}
+    return names <= {manifest.NAME, ROWS, *([BASE] if manifest.NAME in names else [])}
 
 
 def _check_rows(ensemble: Ensemble) -> None:
@@ -135,7 +141,7 @@ def _check_rows(ensemble: Ensemble) -> None:
 def run_ensemble(
     ensemble: Ensemble, listener: Listener, *, retry: bool = False, time_limit: float | None = None
 ) -> list[str]:
-    """Work on all rows that nobody else works on, and write the summary if that were the last ones. Collective.
+    """Work on all rows that nobody else works on, and write the summary after the last row. Collective.
 
     Each row is a run of its own, of the same bits. A row that another program has left, by an interruption or because
     it was killed, goes on from its last checkpoint.
@@ -143,7 +149,7 @@ def run_ensemble(
     Args:
       ensemble: simulations whose folder is prepared.
       listener: called with an event for each row, on process 0.
-      retry: work on failed rows again.
+      retry: work again on rows that have failed before the program began.
       time_limit: seconds from the start of the program after which the work is over.
 
     Returns:
@@ -153,18 +159,18 @@ def run_ensemble(
       StartError: the ensemble was begun by another version, or in another precision.
       SimulationError: rows have failed; the other ones are done.
       Interrupted: a signal asked to stop, or the time is over.
-      OSError, SettingsError, SharedError: no row can be run any more, such as on a full disk.
+      OSError, SharedError: no row can be run any more, such as on a full disk.
     """
     with recording(time.perf_counter()) as profile, stop_requests() as stop:
         with start_errors():
             if distributed.is_main():
                 kept = manifest.identity(ensemble.folder)
                 check_identity(ensemble.job(0), kept, ensemble.folder, "this ensemble")
-        worker = _Worker(ensemble, listener, stop, None if time_limit is None else profile.began + time_limit)
-        pending: Sequence[int] = range(len(ensemble.table.rows))
+        worker = _Worker(ensemble, listener, stop, None if time_limit is None else profile.began + time_limit, retry)
+        rows: Sequence[int] = range(len(ensemble.table.rows))
         try:
-            while len(taken := [i for i in pending if not worker.row(i, retry=retry)]) < len(pending):
-                pending, retry = taken, False  # their programs may have been killed
+            while len(taken := [i for i in rows if not worker.work_on(i)]) < len(rows):
+                rows = taken  # their programs may have been killed
         except Interrupted as error:
             message = f"interrupted; go on with `pmwd-dist resume {ensemble.folder}`"
             raise Interrupted(message, error.signal_number) from error
@@ -176,80 +182,107 @@ def run_ensemble(
 class _Worker:
     """Works on the rows that nobody else works on, until it has to stop or a time of perf_counter() is over."""
 
-    def __init__(self, ensemble: Ensemble, listener: Listener, stop: StopRequest, end: float | None):
+    def __init__(self, ensemble: Ensemble, listener: Listener, stop: StopRequest, end: float | None, retry: bool):
         self._ensemble, self._listener, self._stop, self._end = ensemble, listener, stop, end
         self._stages = dict[str, dict[str, int]]()  # memory of the programs, by what they depend on
         self._warned = set[str]()
+        rows = range(len(ensemble.table.rows)) if retry else ()
+        self._retried = {i: _failed_at(ensemble.row(i)) for i in rows}
 
-    def row(self, i: int, *, retry: bool) -> bool:
+    def work_on(self, i: int) -> bool:
         """Work on a row, unless it is done; False if another program works on it. Collective."""
         if number := self._stop.received():
             raise Interrupted("", number)
         if self._end is not None and from_main(self._end < time.perf_counter()):
             raise Interrupted("", 0)
-        with self._claim(i) as status:
-            if status == "taken":
-                return False
-            if status == "finished" or (status == "failed" and not retry):
-                return True
+        with self._claim(i) as claim:
+            if claim in ("taken", "done"):
+                return claim == "done"
             with recording(began := time.perf_counter(), anew=True):
-                text = self._run(i, fresh=status == "new")
-        text += f" after {time.perf_counter() - began:.2f} s"
+                try:
+                    reason = self._run(i, is_new=claim == "new")
+                except StartError as error:
+                    if (claim := self._state(i)) in ("taken", "done"):  # somebody has resumed its run by itself
+                        return claim == "done"
+                    reason = str(error)
+            reason = " ".join(reason.split())
+            with raise_on_all_processes():
+                if reason and distributed.is_main():
+                    with atomic_write(_note(self._ensemble.row(i))) as aside:
+                        aside.write_text(reason, encoding="utf-8")
+        text = f"{f'failed: {reason}' if reason else 'finished'} after {time.perf_counter() - began:.2f} s"
         self._say("row", f"row {i} of {len(self._ensemble.table.rows)}: {text}")
         return True
 
     @contextmanager
     def _claim(self, i: int) -> Generator[str]:
-        """Hold a row; its status, new without a folder, or taken if another program holds it. Collective."""
-        path, code = self._ensemble.row(i), 0
-        states = ("taken", "new", "unknown", "running", "interrupted", "failed", "finished")
+        """Hold a row, unless another program does; its state. Collective."""
+        row, is_held = self._ensemble.row(i), False
         with ExitStack() as stack:
             with raise_on_all_processes():
                 if distributed.is_main():
                     with suppress(InUseError):
-                        stack.enter_context(folder_lock(path.parent, f".{path.name}.lock"))
-                        is_there = (path / manifest.NAME).is_file() and (path / CONFIG).is_file()
-                        code = states.index(status_of(path)) if is_there else 1
-            yield states[int(from_main(np.int32(code)))]
+                        stack.enter_context(folder_lock(row.parent, f".{row.name}.lock"))
+                        is_held = True
+            yield self._state(i) if from_main(is_held) else "taken"
 
-    def _run(self, i: int, *, fresh: bool) -> str:
-        """Run a row, and say how it ended. Collective."""
-        path = self._ensemble.row(i)
+    def _state(self, i: int) -> str:
+        """State of a row that this program holds: one of _CLAIMS, taken if its run is resumed by itself. Collective."""
+        row, state = self._ensemble.row(i), "taken"
+        with raise_on_all_processes():
+            if distributed.is_main():
+                with suppress(InUseError), folder_lock(row) if row.is_dir() else nullcontext():
+                    state = "begun" if _has_begun(row) else "new"
+                    status, _ = _end(row)
+                    if status == "finished" or (status == "failed" and self._retried.get(i) != _failed_at(row)):
+                        state = "done"
+        return _CLAIMS[int(from_main(np.int32(_CLAIMS.index(state))))]  # which sends arrays
+
+    def _run(self, i: int, *, is_new: bool) -> str:
+        """Run a row, and return the reason of a failure. Collective.
+
+        Raises:
+          StartError: the row can't be run; nothing of it is changed.
+          OSError, SharedError: no other row would do better.
+        """
         try:
             job = self._job(i)
-            if fresh:
-                prepare_folder(job, overwrite=True)
+            with start_errors():
+                if distributed.is_main():
+                    remove(_note(job.folder))
+                if is_new:
+                    prepare_folder(job, overwrite=True)
             left = None if self._end is None else max(self._end - time.perf_counter(), 0.0)
-            execute(job, self._warn, resume=not fresh, time_limit=left)
-        except (OSError, SharedError):  # no other row would do better
+            execute(job, self._show_warning, resume=not is_new, time_limit=left)
+        except (OSError, SharedError, StartError):
             raise
-        except SettingsError as error:
-            raise SettingsError([f"row {i}: {text}" for text in error.problems]) from error
         except Exception as error:
             if jax.process_count() > 1 and not isinstance(error, SimulationError):
                 raise  # the other processes may wait for this one
-            reason = " ".join(str(error).split()) or type(error).__name__
-            if distributed.is_main() and status_of(path) != "failed" and (path / manifest.NAME).is_file():
-                (path / RUN).write_text(json.dumps({"status": "failed", "error": reason}), encoding="utf-8")
-            return f"failed: {reason}"
-        return "finished"
+            return str(error) or type(error).__name__
+        return ""
 
     def _job(self, i: int) -> SimulationJob:
         """The run of a row, after its checks. Collective."""
-        with raise_on_all_processes():
+        with start_errors():
             job = self._ensemble.job(i)
         job = job.of_main()
-        shapes = repr(job.settings.model_dump(exclude={"cosmology", "noise"}))
+        others = {"noise"} if job.passage() else {"noise", "cosmology"}
+        shapes = repr(job.settings.model_dump(exclude=others))
         if shapes in self._stages:
             vars(job)["stages"] = self._stages[shapes]  # compiled once
         with raise_on_all_processes():
-            for text in set(job.check()) - self._warned:
-                self._warned.add(text)
-                self._say("warning", text)
+            if job.expected_disk > free_space(job.folder):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(job.folder))
+        with start_errors():
+            for text in job.check():
+                if text not in self._warned:
+                    self._warned.add(text)
+                    self._say("warning", text)
         self._stages[shapes] = job.stages
         return job
 
-    def _warn(self, event: Event) -> None:
+    def _show_warning(self, event: Event) -> None:
         if event.name == "warning":
             self._listener(event)
 
@@ -296,7 +329,7 @@ def _counts(ends: Sequence[tuple[str, str]]) -> str:
 
 def _write(path: Path, ensemble: Ensemble, ends: Sequence[tuple[str, str]], found: dict[int, dict[str, Table]]) -> None:
     """Write HDF5: a group with the parameters, one with each table, of shape (rows, length), and how rows ended."""
-    with h5py.File(path, "w") as file:
+    with h5py.File(path, "w", locking=False) as file:
         values = [settings.values() for settings in ensemble.table.rows]
         for key in ensemble.table.columns:
             file[f"parameters/{key}"] = _array([value[key] for value in values])
@@ -322,9 +355,25 @@ def _array(values: Sequence[Any]) -> Any:
     return np.asarray([x if isinstance(x, str) else json.dumps(x) for x in values], h5py.string_dtype())
 
 
-def _end(folder: Path) -> tuple[str, str]:
+def _end(row: Path) -> tuple[str, str]:
     """Status of a row, and the reason of a failure."""
-    status = status_of(folder)
-    if status != "failed":
-        return "missing" if status == "unknown" else status, ""
-    return status, str(json.loads(read_text(folder / RUN, own=True)).get("error", ""))
+    status, reason = ending(row) if _has_begun(row) else ("unknown", "")
+    if status != "finished" and _failed_at(row):
+        return "failed", read_text(_note(row), own=True)
+    return "missing" if status == "unknown" else status, reason
+
+
+def _has_begun(row: Path) -> bool:
+    return (row / manifest.NAME).is_file() and (row / CONFIG).is_file()
+
+
+def _note(row: Path) -> Path:
+    """File with the reason of the last failure of a row."""
+    return row.parent / f".{row.name}.failed"
+
+
+def _failed_at(row: Path) -> int:
+    """Time of the last failure that was noted [ns]; 0 if there is none."""
+    with suppress(FileNotFoundError):
+        return _note(row).stat().st_mtime_ns
+    return 0

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -16,11 +17,16 @@ import numpy as np
 import pytest
 from runs import SMALL, Events, assert_same, command, environment, make
 
+from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.report.tables import read_table
+from pmwd_dist.run import ensemble
+from pmwd_dist.run.common.control import StopRequest
 from pmwd_dist.run.common.folder import Event, StartError, status_of
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.common.lock import folder_lock
-from pmwd_dist.run.ensemble import Ensemble, _Worker, run_ensemble
+from pmwd_dist.run.ensemble import Ensemble, _Worker, is_ensemble, prepare_ensemble, run_ensemble
+from pmwd_dist.run.settings import SettingsError
+from pmwd_dist.run.settings.columns import read_settings_table
 from pmwd_dist.run.simulation.job import SimulationJob
 
 ROWS = (("1", "0.3"), ("2.0", ".25"), ("3", "0.35"))
@@ -118,20 +124,22 @@ def test_failed_rows_have_a_reason_and_are_tried_again(files: list[Path | str], 
 
 
 def test_programs_share_rows_and_take_up_what_others_leave(files: list[Path | str], single: Path, monkeypatch, capsys):
-    folder, warn = Path(files[-1]), _Worker._warn
+    folder, warn = Path(files[-1]), _Worker._show_warning
 
     def stop(worker: _Worker, event: Event) -> None:
         warn(worker, event)
         if event.name == "step" and event.fields["step"] == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(_Worker, "_warn", stop)
+    monkeypatch.setattr(_Worker, "_show_warning", stop)
     assert command(*files) == 143
     assert capsys.readouterr().err == f"pmwd-dist: interrupted; go on with `pmwd-dist resume {folder}`\n"
-    monkeypatch.setattr(_Worker, "_warn", warn)
+    monkeypatch.setattr(_Worker, "_show_warning", warn)
     assert [status_of(folder / f"rows/0000{i}") for i in range(3)] == ["interrupted", "unknown", "unknown"]
     with folder_lock(folder / "rows", ".00001.lock"):
-        assert command(*files, "--time-limit", "0.001s") == 0  # a row at most
+        assert command(*files, "--time-limit", "0.001s") == 0
+        assert "interrupted; go on with `pmwd-dist resume" in capsys.readouterr().out
+        assert [status_of(folder / f"rows/0000{i}") for i in range(3)] == ["interrupted", "unknown", "unknown"]
         assert command(*files) == 0
         assert "other programs work on 1 rows, and write summary.h5" in capsys.readouterr().out
     assert [status_of(folder / f"rows/0000{i}") for i in range(3)] == ["finished", "unknown", "finished"]
@@ -141,6 +149,108 @@ def test_programs_share_rows_and_take_up_what_others_leave(files: list[Path | st
     assert_same(folder / "rows/00001", single)
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Replace the work of rows by that of an instant, and return the seeds of the rows as they are worked on."""
+    seeds = list[int]()
+
+    def end(job: SimulationJob, *_: object, **__: object) -> None:
+        seeds.append(job.simulation.seed)
+        (job.folder / "run.json").write_text('{"status": "finished"}')
+
+    monkeypatch.setattr(ensemble, "execute", end)
+    monkeypatch.setattr(SimulationJob, "check", lambda _: [])
+    monkeypatch.setattr(SimulationJob, "stages", {})
+    return seeds
+
+
+def test_rows_that_cannot_begin_have_failed(files: list[Path | str], at_once: list[int], monkeypatch, capsys):
+    folder = Path(files[-1])
+    (folder / "rows/00000").mkdir(parents=True)
+    (folder / "rows/00000/stray").touch()
+
+    def check(job: SimulationJob) -> list[str]:
+        if job.simulation.seed == 2:
+            raise SettingsError(["box.mesh: too large"])
+        return ["warning: first", "warning: second"]
+
+    with monkeypatch.context() as other:
+        other.setattr(SimulationJob, "check", check)
+        assert command(*files) == 1
+    out, err = capsys.readouterr()
+    assert "3 rows, 2 failed, 1 finished; row 0: " in err
+    assert out.index("first") < out.index("second")
+    stray = f"{folder}/rows/00000: not empty, and not the folder of a run; choose another --output"
+    assert texts(folder, "reason") == [stray, "box.mesh: too large", ""]
+    (folder / "rows/00000/stray").unlink()
+    assert command("resume", folder) == 0
+    assert at_once == [3, 1, 2]
+    assert texts(folder, "status") == ["finished"] * 3
+
+
+def test_runs_that_somebody_resumes_by_themselves_are_left_alone(files: list[Path | str], at_once, monkeypatch, capsys):
+    folder, row = Path(files[-1]), Path(files[-1]) / "rows/00001"
+    end = ensemble.execute
+
+    def resume_by_hand(job: SimulationJob, *arguments: object, **options: object) -> None:
+        if job.folder != row:
+            return end(job, *arguments, **options)
+        assert stack.enter_context(folder_lock(row)) is None
+        raise StartError("process 7 runs in this folder")
+
+    with ExitStack() as stack, monkeypatch.context() as other:
+        other.setattr(ensemble, "execute", resume_by_hand)
+        assert command(*files) == 0
+        assert command(*files) == 0
+        assert capsys.readouterr().out.count("other programs work on 1 rows") == 2
+    assert [status_of(folder / f"rows/0000{i}") for i in range(3)] == ["finished", "unknown", "finished"]
+
+    def finish_by_hand(job: SimulationJob, *_: object, **__: object) -> None:
+        end(job)
+        raise StartError("the run is finished; nothing is left to do")
+
+    monkeypatch.setattr(ensemble, "execute", finish_by_hand)
+    assert command(*files) == 0
+    assert texts(folder, "status") == ["finished"] * 3
+
+
+def test_programs_that_are_started_together_try_a_failed_row_once(files, at_once: list[int], monkeypatch):
+    rows = Ensemble.of_folder(prepared(files))
+
+    def fail(job: SimulationJob, *_: object, **__: object) -> None:
+        at_once.append(job.simulation.seed)
+        raise SimulationError("failed")
+
+    monkeypatch.setattr(ensemble, "execute", fail)
+    for tries in (1, 2):
+        workers = [_Worker(rows, Events(), StopRequest(), None, retry=True) for _ in range(3)]
+        assert all(worker.work_on(1) for worker in workers)
+        assert at_once == [2] * tries
+
+
+def prepared(files: list[Path | str]) -> Path:
+    """The folder of an ensemble on which nobody has worked."""
+    rows = Ensemble(read_settings_table(Path(files[1]), Path(files[2])), Path(files[-1]))
+    prepare_ensemble(rows)
+    return rows.folder
+
+
+def test_a_folder_is_prepared_after_a_kill_and_beside_another_program(files: list[Path | str], monkeypatch):
+    folder = prepared(files)
+    (folder / "table.csv").unlink()  # as a kill leaves it
+    (folder / ".table.csv.part").touch()
+    assert is_ensemble(prepared(files))
+    aside, is_new = (folder / "table.csv").rename(folder / "aside"), ensemble._is_new
+    monkeypatch.setattr(ensemble, "_is_new", lambda path: is_new(aside.rename(path / "table.csv").parent))
+    prepared(files)
+    monkeypatch.undo()
+    (folder / "table.csv").unlink()
+    (folder / "manifest.json").unlink()  # base.toml is somebody's own
+    with pytest.raises(ValueError, match="not empty, and not the folder of an ensemble"):
+        prepared(files)
+    assert not (folder / "manifest.json").exists()
+
+
 @pytest.mark.slow
 def test_a_kill_loses_the_row_in_work_at_most(files: list[Path | str], single: Path):
     start = partial(subprocess.Popen, [sys.executable, "-m", "pmwd_dist", *map(str, files)], env=environment())
@@ -148,6 +258,7 @@ def test_a_kill_loses_the_row_in_work_at_most(files: list[Path | str], single: P
     with start() as killed, start() as other:
         while not (folder / "rows/00000/log.jsonl").exists():
             assert killed.poll() is None
+            assert other.poll() is None
         killed.kill()
         assert other.wait() == 0
     assert texts(folder, "status") == ["finished"] * 3

@@ -103,11 +103,17 @@ def finished(folder: Path) -> bool:
 
 def status_of(folder: Path) -> str:
     """Status of the last start of a run: running, finished, interrupted, failed, or unknown before it wrote one."""
+    return ending(folder)[0]
+
+
+def ending(folder: Path) -> tuple[str, str]:
+    """Status of the last start of a run, and the reason of a failure."""
     try:
-        status = json.loads(read_text(folder / RUN, own=True))["status"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return "unknown"
-    return status if status in ("running", "finished", "interrupted", "failed") else "unknown"
+        content = json.loads(read_text(folder / RUN, own=True))
+        status, reason = content["status"], str(content.get("error", ""))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return "unknown", ""
+    return (status, reason) if status in ("running", "finished", "interrupted", "failed") else ("unknown", "")
 
 
 def state(folder: Path) -> str:
