@@ -158,17 +158,21 @@ def ensemble(
     with command_errors():
         limit = _seconds(time_limit)
         found = Ensemble(read_settings_table(file, table, overrides), output or Path(table.stem))
-    with command_errors():
-        prepare_ensemble(found)
-    _run_ensemble(found, retry=False, time_limit=limit)
+    _run_ensemble(found, limit, prepare_ensemble)
 
 
-def _run_ensemble(found: Ensemble, *, retry: bool, time_limit: float | None) -> None:
+def _run_ensemble(found: Ensemble, time_limit: float | None, prepare: Callable[[Ensemble], None] | None = None) -> None:
+    """Work on the rows of an ensemble, after its preparation, or again on those that have failed."""
+    unequal = list[str]()
     with command_errors():
-        unequal = compare_processes(found.job(0), table=found.table.text(), time_limit=time_limit)
+        if jax.process_count() > 1:
+            unequal = compare_processes(found.job(0), table=found.table.text(), time_limit=time_limit)
+    if prepare is not None:
+        with command_errors():
+            prepare(found)
     with Display() as display:
         display.show(unequal)
-        display.show(run_ensemble(found, display, retry=retry, time_limit=time_limit))
+        display.show(run_ensemble(found, display, retry=prepare is None, time_limit=time_limit))
 
 
 @app.command()
@@ -188,7 +192,7 @@ def resume(
                 )
         rows = Ensemble.of_folder(folder, overrides) if is_ensemble(folder) else None
     if rows is not None:
-        _run_ensemble(rows, retry=True, time_limit=limit)
+        _run_ensemble(rows, limit)
         return
     with command_errors():
         done = finished(folder)

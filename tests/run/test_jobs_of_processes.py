@@ -139,6 +139,7 @@ for name, option in {
     "typing": ["time.steps=2", "time.stepps=2"][rank],
 }.items():
     codes[name] = command("run", "small.toml", "--output", name, "--set", option)
+codes["rows"] = command("ensemble", "sphere.toml", f"rows{rank}.csv", "--output", "rows")
 codes["folder"] = command("run", "small.toml", "--output", f"folder{rank}")
 codes["missing"] = command("run", ["small.toml", "none.toml"][rank])
 codes["verb"] = command(["run", "check"][rank], "small.toml")
@@ -257,6 +258,8 @@ def test_processes(tmp_path: Path, no_figures: None):
     linear_power(tmp_path / "p.txt")
     (tmp_path / "small.toml").write_text(SETTINGS)
     (tmp_path / "sphere.toml").write_text(PLAIN + SPHERE)
+    for rank in (0, 1):
+        (tmp_path / f"rows{rank}.csv").write_text(f"noise.seed\n0\n{rank}\n")
     done = mpirun(2, tmp_path, "-c", BEGIN + SCRIPT, limit=300)
     codes = codes_of(done)
     assert {codes.pop(name) for name in ("run", "resume", "gadget", "swift", "doctor", "report", "refilled")} == {0}
@@ -270,6 +273,7 @@ def test_processes(tmp_path: Path, no_figures: None):
         "box.mesh is 16 in process 1, and 8 in process 0",
         "output.checkpoint_every is 1 in process 1, and 0 in process 0",
         "process 1: time.stepps",
+        'table is "noise.seed\\n0\\n1\\n" in process 1, and "noise.seed\\n0\\n0\\n" in process 0',
         "process 1: none.toml: no such file",
         "process 1 was started with `check`, and process 0 with `run`",
         'the version of jaxlib is "0" in process 1, and "',
