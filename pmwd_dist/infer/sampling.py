@@ -35,7 +35,7 @@ from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers.mclmc import IntegratorState, density_shift
 from pmwd_dist.infer.samplers.methods import Method, check_method, transition
 from pmwd_dist.infer.tuning.loop import ChainTuning, TuningProgress, begin, check_share
-from pmwd_dist.infer.tuning.saved import SavedTuning, kind_of
+from pmwd_dist.infer.tuning.saved import SavedTuning, kind_of, parts_of
 from pmwd_dist.infer.tuning.schedule import SETTLING, STAGES, Schedule
 from pmwd_dist.io.arrays import Arrays
 from pmwd_dist.parallel.distributed import from_main, raise_on_all_processes, to_host
@@ -79,7 +79,7 @@ def sample(
       output: folder of the chain. A chain of another model there is an error; functions are compared by their names.
       tuning_steps: number of tuning steps before sampling; with a tuning, in which the chains settle.
       tuning: tuning of chains of the same model with other data (`load_tuning`), whose step, L and preconditioner these
-        chains take.
+        chains take. Functions are compared by their names.
       thin: number of steps per draw.
       chunk: number of draws between writes to disk.
       keep_noise: whether to keep the white noise of the last draw of each chunk.
@@ -112,7 +112,7 @@ def sample(
     options = {"method": method, "energy_variance": energy_variance, "tuning_steps": tuning_steps, "thin": thin}
     identity = identity_of(_parts(posterior, positions, key) | options | {"chunk": chunk, "keep_noise": keep_noise})
     if tuning is not None:
-        tuning.check(kind_of(posterior.model, method, energy_variance))
+        tuning.check(kind_of(posterior.model, method, energy_variance, posterior.weight))
         identity |= identity_of({"tuning": tuning.arrays})
     with raise_on_all_processes():
         folder = ChainFolder(output, identity)
@@ -135,9 +135,8 @@ def sample(
 
 def _parts(posterior: Posterior, positions: Position, key: Array) -> dict[str, Any]:
     """Arrays and functions that identify a chain."""
-    model, typed = posterior.model, jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    parts = {"config": model.config, "model": model.forward, "priors": model.items, "likelihood": model.likelihood}
-    parts |= {"data": posterior.data, "preconditioner": posterior.preconditioner, "weight": posterior.weight}
+    typed, parts = jnp.issubdtype(key.dtype, jax.dtypes.prng_key), parts_of(posterior.model, posterior.weight)
+    parts |= {"data": posterior.data, "preconditioner": posterior.preconditioner}
     return parts | {"start": positions, "key": jax.random.key_data(key) if typed else key}
 
 

@@ -255,9 +255,13 @@ def test_chains_of_other_data_take_a_tuning(run: tuple[Any, ...], tmp_path: Path
         (posterior_of(lambda noise, p: noise + 0 * p["c"], c=infer.Normal(1.5, 0.2)), {}, "model"),
         (other, {"method": "hmc"}, "method"),
         (other, {"energy_variance": 1e-4}, "energy_variance"),
+        (other.weighted(0.1), {}, "weight"),
     ):
         with pytest.raises(ValueError, match=f"tuning is of chains with {name}=.*, not .*; leave it out: this post"):
             infer.sample(wrong, starts(wrong), output=tmp_path / "no", **options | changes)
+    lacking = saved._replace(arrays={x: y for x, y in saved.arrays.items() if x != "adaptation/scale"})
+    with pytest.raises(ValueError, match="tuning is of another version; tune chains again"):
+        infer.sample(other, starts(other), output=tmp_path / "no", **options | {"tuning": lacking})
     with pytest.raises(ValueError, match="path=.*no' holds no tuning; name the folder"):
         infer.load_tuning(tmp_path / "no")
     (tmp_path / "half").mkdir()

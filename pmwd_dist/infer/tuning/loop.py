@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.profile import part
 from pmwd_dist._jax.program import filter_jit, jit
 from pmwd_dist.infer import precondition, trees
@@ -75,7 +76,6 @@ class ChainTuning:
     axis: str | None
     listener: Callable[[TuningProgress], None]
     saved: SavedTuning | None = None
-    _other: Run | None = None
     _written: float = field(default_factory=time.monotonic)
 
     @part("tuning")
@@ -85,13 +85,11 @@ class ChainTuning:
         Raises:
           SimulationError: a larger share than `most_failures` of the steps of the last stage failed.
         """
-        schedule, state = self.schedule, self.schedule.begin()
-        if self.saved is not None:
-            self._other = self._with(self.saved)
+        schedule, state, like = self.schedule, self.schedule.begin(), self._with_saved_tuning
         if stored:
             state = self._restore(stored, state)
-        elif self._other is not None:
-            self._move_to(self._other.adaptation)
+        elif like is not None:
+            self._move_to(like.adaptation)
         while not schedule.done(state):
             if schedule.next(state).reevaluates:
                 self._begin_at(self.run.states.position, state, 1)
@@ -100,17 +98,21 @@ class ChainTuning:
             if last.ends:
                 state = schedule.advance(state, self._adapt(state) if last.stage.adapts else math.inf)
             self._keep(state)
-        own = placed(from_main(schedule.tuning(state)), self.run.tuning)
+        tuning = placed(from_main(schedule.tuning(state)), self.run.tuning)
         check_share(state.failed / max(state.steps, 1), most_failures, "the last stage of the tuning")
-        return self.run._replace(tuning=own if self._other is None else self._other.tuning)
+        return self.run._replace(tuning=tuning if like is None else like.tuning)
 
-    def _with(self, saved: SavedTuning) -> Run:
-        """The chains with the tuning of other ones, but the mean of their own noise."""
-        now = self.run
-        like = {"tuning": now.tuning, "adaptation": now.adaptation}
-        found = restored(saved.arrays, like)
-        adaptation = replace(found["adaptation"], mean=now.adaptation.mean)
-        return now._replace(tuning=found["tuning"], adaptation=adaptation)
+    @cached_property
+    def _with_saved_tuning(self) -> Run | None:
+        """The chains as they begin, with the tuning of other ones, if any, but the mean of their own noise."""
+        if self.saved is None:
+            return None
+        try:
+            parts = restored(self.saved.arrays, {"tuning": self.run.tuning, "adaptation": self.run.adaptation})
+        except (KeyError, ValueError) as error:
+            raise ArgumentError("tuning", "", "is of another version", "tune chains again", show_value=False) from error
+        adaptation = replace(parts["adaptation"], mean=self.run.adaptation.mean)
+        return self.run._replace(tuning=parts["tuning"], adaptation=adaptation)
 
     def _move_to(self, adaptation: Adaptation) -> None:
         """Keep the noise and the parameters of the chains in the positions of another adaptation."""
@@ -162,8 +164,8 @@ class ChainTuning:
             changes = to_host(precondition.changes_of_curvature(key, before, self.run.states.position, self.axis))
         mean, modes = state.noise / state.blocks, to_host(precondition.mode_numbers(self.posterior))
         new = precondition.adapt(old, state.observed, mean, modes, changes)
-        if self._other is not None:
-            new = replace(self._other.adaptation, mean=new.mean)
+        if self._with_saved_tuning is not None:
+            new = replace(self._with_saved_tuning.adaptation, mean=new.mean)
         self.run = self.run._replace(adaptation=placed(from_main(new), old))
         return self.posterior.adapted(self.run.adaptation)
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.chain.folder import around_difference, chain_files, identity_of
 from pmwd_dist.io.arrays import ArrayFile, Arrays, write_arrays
+from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes
 
 _STATE = chain_files(0)[0]
 _REMEDY = "tune chains again"
@@ -18,8 +19,8 @@ class SavedTuning(NamedTuple):
     """Parameters of the sampler and preconditioner of tuned chains, from `load_tuning`.
 
     Args:
-      identity: description of the model and the sampler, by name.
-      arrays: arrays by name.
+      identity: description of the model and the sampler, by name; functions are described by their names.
+      arrays: step size, L and the adaptation of the preconditioner, by their names in the state of a chain.
     """
 
     identity: dict[str, str]
@@ -36,8 +37,17 @@ class SavedTuning(NamedTuple):
         return float(self.arrays["tuning/L"])
 
     def save(self, path: str | Path) -> None:
-        """Write a file, which `load_tuning` reads."""
-        write_arrays(Path(path), self.arrays, {"identity": self.identity})
+        """Write a file, which `load_tuning` reads; of several processes, process 0 writes it. Collective.
+
+        Raises:
+          OSError, SharedError: the file can't be written.
+
+        Examples:
+          >>> infer.load_tuning("runs/mock_0").save("tuning.npz")
+        """
+        with raise_on_all_processes():
+            if is_main():
+                write_arrays(Path(path), self.arrays, {"identity": self.identity})
 
     def check(self, identity: dict[str, str]) -> None:
         """Raise ArgumentError unless this is the tuning of a model and a sampler of these descriptions."""
@@ -72,7 +82,12 @@ def load_tuning(path: str | Path) -> SavedTuning:
             return SavedTuning({str(key): str(x) for key, x in state.about["identity"].items()}, arrays)
 
 
-def kind_of(model: Any, method: str, energy_variance: float) -> dict[str, str]:
-    """Description of a model and a sampler, which posteriors share that can have the same tuning. Collective."""
+def parts_of(model: Any, weight: Any) -> dict[str, Any]:
+    """Arrays and functions that identify a posterior up to its data."""
     parts = {"config": model.config, "model": model.forward, "priors": model.items, "likelihood": model.likelihood}
-    return identity_of(parts | {"method": method, "energy_variance": energy_variance})
+    return parts | {"weight": weight}
+
+
+def kind_of(model: Any, method: str, energy_variance: float, weight: Any = 1.0) -> dict[str, str]:
+    """Description of a posterior and a sampler, which those share that can have the same tuning. Collective."""
+    return identity_of(parts_of(model, weight) | {"method": method, "energy_variance": energy_variance})

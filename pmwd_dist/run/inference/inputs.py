@@ -63,9 +63,11 @@ def tuning_of(plan: InferencePlan) -> infer.SavedTuning | None:
     source, path = plan.settings.sampler.tuning_from, plan.folder / TUNING
     if source is None:
         return None
-    with start_errors():
-        if is_main() and not path.exists():
-            manifest.claim(plan.folder, [TUNING])
+    if not from_main(path.exists()):
+        with start_errors():
+            if is_main():
+                manifest.claim(plan.folder, [TUNING])
+        with start_errors():
             infer.load_tuning(source).save(path)
     with start_errors():
         return infer.load_tuning(path)
