@@ -6,12 +6,12 @@ import math
 import pickle
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax_cosmo
 import numpy as np
 
 import pmwd_dist as pmd
@@ -21,12 +21,11 @@ from pmwd_dist.infer.constants import ENERGY_VARIANCE
 from pmwd_dist.infer.precondition import Adaptation, adapt, changes_of_curvature, mode_numbers
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.tuning.loop import at_extremes, largest_curvatures, longest_step, run_blocks
+from pmwd_dist.infer.tuning.saved import kind_of
 from pmwd_dist.infer.tuning.schedule import Schedule, block_length
 
 TRUTH = {"sigma8": 0.8159, "Omega_m": 0.3075, "b1": 0.8}
-PLANCK15: Any = SimpleNamespace(  # as jax_cosmo.Planck15()
-    Omega_c=0.2589, Omega_b=0.0486, Omega_k=0.0, h=0.6774, n_s=0.9667, sigma8=0.8159, w0=-1.0, wa=0.0
-)
+PLANCK15 = jax_cosmo.Planck15()
 
 
 def galaxies(
@@ -112,7 +111,7 @@ def _flat_sky(config: pmd.Config, a: float) -> tuple[Any, dict[str, Any]]:
     """Light cone out to a scale factor, in shells of half a box, and a field of view as wide as the box there."""
     far, side = float(pmd.comoving_distance(a, pmd.growth_table(PLANCK15))), config.box_size[0]
     shells = math.ceil(far / (side / 2))
-    cone = pmd.observe.FlatSkyLightCone(config, np.linspace(0, far, shells + 1), shell_assignment="linear")
+    cone = pmd.observe.FlatSkyLightCone(config, np.linspace(0, far, shells + 1).tolist(), shell_assignment="linear")
     offsets = np.random.default_rng(0).uniform(0, side, (shells, 2))[np.arange(shells) // 2]
     return cone, {"field": math.degrees(side / far), "pixels": config.mesh_shape[0], "offsets": offsets}
 
@@ -196,7 +195,8 @@ class Mocks:
         self.tunings, self.blocks = [self.schedule.begin()] * self.count, 0
         self.drawn, self.noise_sum = list[Any](), np.zeros(())
         self.checkpoint, self.written = checkpoint, time.perf_counter()
-        self.origin = method, steps, energy_variance, jax.random.key_data(self.keys).tobytes()
+        kind = kind_of(self.posterior.model, str(method), energy_variance)
+        self.origin = kind, steps, jax.random.key_data(self.keys).tobytes()
         if checkpoint is not None and checkpoint.exists():
             self._restore(pickle.loads(checkpoint.read_bytes()))
         while not self.schedule.done(self.tunings[0]):

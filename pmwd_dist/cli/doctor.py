@@ -7,9 +7,9 @@ import os
 import re
 import socket
 from collections.abc import Iterator
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryFile
 from textwrap import shorten
 
 import jax
@@ -46,19 +46,27 @@ def _issues(folder: Path) -> Iterator[tuple[str, str]]:
     """Known issues of this machine, by their place on the page."""
     if jax.device_count() > 1 and jax.default_backend() == "cpu":
         yield "queued-programs", "wait for each program that you jit, or XLA may hang or abort"
-    driver = re.search(r"Module +(\d+)", _DRIVER.read_text()) if _DRIVER.is_file() else None
+    driver = re.search(r"Module(?: for \S+)? +(\d+)", _DRIVER.read_text()) if _DRIVER.is_file() else None
     if driver and int(driver[1]) <= 535 and jax.default_backend() == "gpu":
         yield "cuda-graphs", f"driver {driver[1]} may fail in CUDA graphs"
-    handle = os.open(folder, os.O_RDONLY)
-    for what, call in {
-        "locks": partial(fcntl.flock, handle, fcntl.LOCK_SH),
-        "flushes": partial(os.fsync, handle),
-    }.items():
+    for what, check in {"files can't be locked": _lock_a_file, "folders can't be flushed": _flush}.items():
         try:
-            call()
+            check(folder)
         except OSError as error:
-            yield "file-systems", f"the file system of {folder.resolve()} has no {what} of folders ({error.strerror})"
-    os.close(handle)
+            yield "file-systems", f"{what} in {folder.absolute()} ({error.strerror})"
+
+
+def _lock_a_file(folder: Path) -> None:
+    with TemporaryFile(dir=folder) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _flush(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _devices() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,11 +11,14 @@ import numpy as np
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.report import plot
 from pmwd_dist.report.style import DPI
+from pmwd_dist.run.common import manifest
 from pmwd_dist.run.outputs.slices import Slices
 
 
 def write_movie(folder: Path, output: Path | None = None, *, fps: int = 8) -> Path:
     """Write the slices of a run as frames, from early to late, on the scale of the last one; return the path.
+
+    Slices that are no files of the run are left out.
 
     Args:
       folder: folder of the run.
@@ -26,10 +30,13 @@ def write_movie(folder: Path, output: Path | None = None, *, fps: int = 8) -> Pa
     """
     from matplotlib.animation import writers
 
-    slabs = sorted((Slices.read(path) for path in folder.glob("density_z*.npz")), key=lambda slab: -float(slab["z"]))
+    paths = [folder / name for name in manifest.files(folder) if re.fullmatch(r"density_z.*\.npz", name)]
+    slabs = sorted((Slices.read(path) for path in paths if path.is_file()), key=lambda slab: -float(slab["z"]))
     if len(slabs) < 2:
         raise ArgumentError("DIR", str(folder), f"has {len(slabs)} density slices", "set more output.redshifts")
     path = output or folder / "movie.gif"
+    if not path.parent.is_dir():
+        raise ArgumentError("--output", str(path), "is in a folder that does not exist")
     kind = "pillow" if path.suffix.lower() == ".gif" else "ffmpeg"
     if not writers.is_available(kind):
         raise ArgumentError("--output", str(path), "needs ffmpeg", "install it, or choose a name that ends with .gif")

@@ -314,15 +314,21 @@ def test_doctor_names_known_issues_with_their_place(tmp_path: Path, monkeypatch:
     assert list(doctor._issues(tmp_path)) == []
     driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.06  Wed Jun 26 2024\n")
 
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
+    def refuse(place: object, *flags: int) -> None:
+        if isinstance(place, int) != bool(flags):  # a number is a folder, whose locks are local on NFS and Lustre
+            raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(doctor.fcntl, "flock", refuse)
     monkeypatch.setattr(doctor.os, "fsync", refuse)
     monkeypatch.setattr(jax, "device_count", lambda: 4)
-    issues = dict(doctor._issues(tmp_path))
+    driver.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.104  Release Build\n")
+    found = list(doctor._issues(tmp_path))
+    assert [text for place, text in found if place == "file-systems"] == [
+        f"{what} in {tmp_path} (No locks available)" for what in ("files can't be locked", "folders can't be flushed")
+    ]
+    assert list(doctor._issues(tmp_path / "no"))[1][1].endswith("no (No such file or directory)")
+    issues = dict(found)
     assert issues["cuda-graphs"] == "driver 535 may fail in CUDA graphs"
-    assert issues["file-systems"].endswith("has no flushes of folders (No locks available)")
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     issues |= dict(doctor._issues(tmp_path))
     page = (Path(__file__).parents[2] / doctor._PAGE).read_text()

@@ -24,6 +24,7 @@ from pmwd_dist.cli.movie import write_movie
 from pmwd_dist.io.arrays import Arrays, write_arrays
 from pmwd_dist.report import drawing, plot
 from pmwd_dist.report.tables import Table, read_table, write_table
+from pmwd_dist.run.common import manifest
 from pmwd_dist.run.outputs.power import Power, spectrum_table
 from pmwd_dist.run.outputs.registry import figures, redraw
 from pmwd_dist.run.outputs.slices import Slices
@@ -287,6 +288,8 @@ def test_tables_and_maps_of_observables_are_drawn_from_their_files(tmp_path: Pat
 
 def test_a_movie_has_a_frame_for_each_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     rng, slices = np.random.default_rng(0), Slices(thickness=4.0)
+    manifest.create(tmp_path, {}, [f"density_z{z}.npz" for z in ("0.000", "1.000", "2.000")])
+    (tmp_path / "density_z3.000.npz").touch()  # somebody else's
     with pytest.raises(ValueError, match=r"DIR=.* has 0 density slices; set more output.redshifts"):
         write_movie(tmp_path)
     for z in (1.0, 0.0):
@@ -300,7 +303,10 @@ def test_a_movie_has_a_frame_for_each_slice(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("matplotlib.animation.writers.is_available", lambda name: False)
     with pytest.raises(ValueError, match=r"--output=.*movie.mp4' needs ffmpeg"):
         write_movie(tmp_path, tmp_path / "movie.mp4")
-    assert {path.name for path in tmp_path.iterdir()} == {"density_z0.000.npz", "density_z1.000.npz", "movie.gif"}
+    with pytest.raises(ValueError, match=r"--output=.*no/movie.gif' is in a folder that does not exist"):
+        write_movie(tmp_path, tmp_path / "no" / "movie.gif")
+    files = {"density_z0.000.npz", "density_z1.000.npz", "density_z3.000.npz", "movie.gif", "manifest.json"}
+    assert {path.name for path in tmp_path.iterdir()} == files
 
 
 def test_tick_labels_of_a_corner_plot_lie_apart():
