@@ -267,7 +267,7 @@ class _Worker:
         with start_errors():
             job = self._ensemble.job(i)
         job = job.of_main()
-        others = {"noise"} if job.passage() else {"noise", "cosmology"}
+        others = {"noise"} if job.cone_galaxies() else {"noise", "cosmology"}
         shapes = repr(job.settings.model_dump(exclude=others))
         if shapes in self._stages:
             vars(job)["stages"] = self._stages[shapes]  # compiled once
