@@ -85,7 +85,7 @@ def _print(code: int, lines: Sequence[str]) -> None:
 
 
 def _call(arguments: list[str], began: float) -> int:
-    warnings.filterwarnings("ignore", ".*was not compared with CAMB")  # plans say it by key
+    warnings.filterwarnings("ignore", ".*P\\(k\\).* CAMB")  # plans say it by key
     warnings.filterwarnings("ignore", ".*have no dense core")  # of the particles that halos are found in
     for name in (*arguments, str(Path.cwd())):
         try:
