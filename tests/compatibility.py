@@ -182,6 +182,7 @@ def of_skies(n: SimpleNamespace) -> Cases:
         ),
         "observe.convergence": (lambda m, o: observe.convergence(m, cosmology(o), n.plane, **view), (n.mass, n.omega)),
         "observe.shear": (lambda m, o: observe.shear(m, cosmology(o), n.plane, **view), (n.mass, n.omega)),
+        "observe.kaiser_squires": (observe.kaiser_squires, (n.mass,)),
         "observe.angular_power": (lambda f: observe.angular_power(f, side=5.0, bins=2).power, (n.field[0],)),
         "observe.limber_power": (
             lambda z, o: observe.limber_power(jnp.array([100.0]), power, cosmology(o), EDGES, z),

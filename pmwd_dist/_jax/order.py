@@ -33,6 +33,11 @@ def barrier(tree: T) -> T:
     return jax.tree.unflatten(treedef, _barrier_p.bind(*unify_varying(*leaves), waiting=0, batch=0))
 
 
+def row_major(x: jax.Array) -> jax.Array:
+    """The array in row-major order in memory: XLA's transforms on CPUs fail otherwise (jaxlib 0.10.2)."""
+    return barrier(x.reshape(-1)).reshape(x.shape)
+
+
 def after(tree: T, done: D) -> tuple[T, D]:
     """A barrier that makes `tree` available only after `done`; in reverse mode `done` waits for `tree`.
 
@@ -46,7 +51,7 @@ def after(tree: T, done: D) -> tuple[T, D]:
 
 
 def stored(tree: T) -> T:
-    """A barrier that stores the arrays in memory also on CPUs; one of them is of floating-point numbers."""
+    """A barrier that stores the arrays in memory also on CPUs; at least one must be floating-point."""
     leaves, treedef = jax.tree.flatten(tree)
     return jax.tree.unflatten(treedef, _barrier_p.bind(*unify_varying(*leaves), waiting=None, batch=0))
 

@@ -102,7 +102,9 @@ class Convergence(SimulatedModel):
     def optional(self) -> tuple[str, ...]:
         """Names of the parameters that it uses where they have a prior."""
         several = [f"{name}_{i}" for name in ("delta_z", "m") for i in range(len(self.sources))]
-        return (*super().optional, *several, "A_IA")
+        # A trace finds what is wrong with others: eta_IA without A_IA, or A_IA of sources at one redshift.
+        aligned = ["A_IA"] if all(isinstance(source, tuple) for source in self.sources) else []
+        return (*super().optional, *several, *aligned)
 
     def __call__(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> tuple[Array, Status]:
         """The maps, and the status of the simulation."""
@@ -149,7 +151,8 @@ class Convergence(SimulatedModel):
 class Shear(Convergence):
     """Maps of the shear (gamma1, gamma2) of the sources, shape (sources, 2, px, py) or (sources, 2, pixels).
 
-    They have E modes alone; arguments, parameters and errors are those of `Convergence`.
+    The shear of each plane of a light cone has E modes alone. Arguments, parameters and errors are those of
+    `Convergence`.
     """
 
     observable: ClassVar[Callable[..., Array]] = staticmethod(shear)
@@ -204,7 +207,7 @@ class ShapeNoise(Likelihood):
       counts: number of galaxies in each pixel, in place of the density, in the shape (sources, px, py) or
         (sources, pixels), or in that of one map; there are no data where it is 0.
       ellipticity: standard deviation of a component of the intrinsic ellipticity.
-      mask: 1 where there are data, in the shape of the counts or the data; default: everywhere.
+      mask: 1 where there are data, in the shape of the counts or of the data; default: everywhere.
 
     Raises:
       ValueError: an argument out of its range, both or none of density and counts, or a mask that hides everything.
@@ -243,9 +246,11 @@ class ShapeNoise(Likelihood):
             return None
         check_unmasked(values, name)
         values, several = np.asarray(values), (self.shape[0], *maps.plane)
-        if values.shape not in (maps.plane, several, self.shape):
-            constraint = f"must be {maps.plane}, {several} or {self.shape}"
-            raise ArgumentError(f"{name}.shape", values.shape, constraint)
+        shapes = [maps.plane, several]
+        if name == "mask" and self.shape != several:  # of each component of the shear, which have the same counts
+            shapes.append(self.shape)
+        if values.shape not in shapes:
+            raise ArgumentError(f"{name}.shape", values.shape, f"must be {' or '.join(map(str, shapes))}")
         return values[:, None] if values.shape == several != self.shape else values
 
     def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:

@@ -16,13 +16,14 @@ from jaxtyping import Array, Float, Real
 
 from pmwd_dist._checks import check_ascending, check_number, check_seen
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.order import row_major
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.distance import scale_factor_at, transverse_distance
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe import harmonics
-from pmwd_dist.observe.healpix import interpolation, nearest_pixel, nside_of, rings_of
+from pmwd_dist.observe.healpix import interpolation, nearest_pixel, nside_of, pixel_centres, unit_vectors
 from pmwd_dist.observe.power import linear_power_at, mean
 from pmwd_dist.observe.sources import Alignment, LightCone, Sources, bins_of, lensing_weights, source_distances
 from pmwd_dist.observe.sphere import SphericalLightCone
@@ -95,7 +96,11 @@ def _nside(values: Array) -> int:
 
 
 def all_powers(maps: Array, side: float | None = None) -> dict[tuple[int, int], AngularPower]:
-    """Spectra of all pairs of maps, by their indices, with one analysis of each map of the sphere."""
+    """Spectra of all pairs of maps, by their indices, with one analysis of each map of the sphere.
+
+    Raises:
+      ValueError: as in `angular_power`; the side is in degrees.
+    """
     pairs = itertools.combinations_with_replacement(range(len(maps)), 2)
     if side is not None:
         return {(i, j): angular_power(maps[i], maps[j], side=side) for i, j in pairs}
@@ -121,8 +126,9 @@ def _angular_power(values: Array, other: Array | None, *, side: float, bins: int
     edges = np.geomspace(0.5, n / 2, bins + 1)
     index = np.searchsorted(edges, modulus.ravel(), side="right") - 1
     index = jnp.asarray(np.where((index >= 0) & (index < bins), index, bins))
-    one, two = (jnp.fft.fft2(x - jnp.mean(x)) for x in (values, values if other is None else other))
-    power = (one.real * two.real + one.imag * two.imag) * (side / n**2) ** 2
+    maps = (values,) if other is None else (values, other)
+    modes = [jnp.fft.fft2(row_major(x - jnp.mean(x))) for x in maps]
+    power = (modes[0].real * modes[-1].real + modes[0].imag * modes[-1].imag) * (side / n**2) ** 2
     ell = 2 * math.pi / side * modulus.ravel()
     columns = jnp.stack([jnp.asarray(ell, dtype), power.ravel(), jnp.ones(n * n, dtype)], -1)
     sums = jnp.zeros((bins + 1, 3), dtype).at[index].add(columns)[:bins].T
@@ -187,15 +193,12 @@ def pixel_window(nside: int, lmax: int, *, nearest: bool = False) -> np.ndarray:
     """
     z = 1 - (2 * np.arange(_DIRECTIONS) + 1) / _DIRECTIONS
     phi = math.pi * (3 - math.sqrt(5)) * np.arange(_DIRECTIONS)
-    vector = _vectors(np.arccos(z), phi)
+    vector = unit_vectors(np.arccos(z), phi)
     if nearest:
         pixels, weights = np.asarray(nearest_pixel(nside, jnp.asarray(vector)))[:, None], np.ones((_DIRECTIONS, 1))
     else:
-        pixels, weights = (np.asarray(x, float) for x in interpolation(nside, jnp.asarray(vector)))
-    first, count, shift, theta = rings_of(nside)
-    ring = np.searchsorted(first, pixels, side="right") - 1
-    centre = _vectors(theta[ring], (pixels - first[ring] + 0.5 * shift[ring]) * 2 * math.pi / count[ring])
-    cosine = np.sum(vector[:, None] * centre, axis=-1)
+        pixels, weights = (np.asarray(x) for x in interpolation(nside, jnp.asarray(vector)))
+    cosine = np.sum(vector[:, None] * pixel_centres(nside, pixels), axis=-1)
     window, last, now = np.ones(lmax + 1), np.zeros_like(cosine), np.ones_like(cosine)
     for ell in range(1, lmax + 1):
         last, now = now, ((2 * ell - 1) * cosine * now - (ell - 1) * last) / ell
@@ -203,14 +206,10 @@ def pixel_window(nside: int, lmax: int, *, nearest: bool = False) -> np.ndarray:
     return window
 
 
-def _vectors(theta: np.ndarray, phi: np.ndarray) -> np.ndarray:
-    return np.stack([np.sin(theta) * np.cos(phi), np.sin(theta) * np.sin(phi), np.cos(theta)], axis=-1)
-
-
 def share_beyond_box(
     ell: ArrayLike, power: Callable[[Array], ArrayLike], cosmo: Cosmology | GrowthTable, cone: LightCone
 ) -> Float[Array, " n"]:
-    """Share of C_l in waves longer than the box, which a light cone lacks, by linear theory.
+    """Share of C_l, from 0 to 1, in waves longer than the box, which a light cone lacks, by linear theory.
 
     Args:
       ell: multipoles.
@@ -243,7 +242,7 @@ def resolved_share(ell: np.ndarray, k: np.ndarray, cone: LightCone) -> np.ndarra
     config = cone.config
     mu, weight = np.polynomial.legendre.leggauss(_ANGLES)
     phi = (np.arange(_ANGLES) + 0.5) * math.pi / 2 / _ANGLES
-    directions = _vectors(np.arccos(np.repeat((mu + 1) / 2, _ANGLES)), np.tile(phi, _ANGLES))
+    directions = unit_vectors(np.arccos(np.repeat((mu + 1) / 2, _ANGLES)), np.tile(phi, _ANGLES))
     nyquist = math.pi * np.asarray(config.particle_shape) / np.asarray(config.box_size)
     inside = k[..., None] <= (nyquist / directions).min(axis=1)
     share = (inside @ np.repeat(weight, _ANGLES)) / (2 * _ANGLES) * (k >= _longest(config))

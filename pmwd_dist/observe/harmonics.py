@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from pmwd_dist._jax.derivatives import linear_map
-from pmwd_dist._jax.order import barrier
+from pmwd_dist._jax.order import row_major
 from pmwd_dist.observe.healpix import pixel_count, rings_of
 from pmwd_dist.parallel.decomposition import Decomposition
 
@@ -195,9 +195,8 @@ def _chirped(x: Array, count: np.ndarray, sign: int, size: int) -> Array:
 
 
 def _padded(x: Array, length: int) -> Array:
-    """Rows with zeros up to a length, in row-major order: XLA's transforms on CPUs fail otherwise (jaxlib 0.10.2)."""
-    rows = jnp.pad(x, ((0, 0), (0, length - x.shape[1])))
-    return barrier(rows.reshape(-1)).reshape(rows.shape)
+    """Rows with zeros up to a length."""
+    return row_major(jnp.pad(x, ((0, 0), (0, length - x.shape[1]))))
 
 
 # --- across rings ------------------------------------------------------------------------------------------

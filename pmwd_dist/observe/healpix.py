@@ -134,10 +134,14 @@ def rings_of(nside: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray
     return _ring(nside, np.arange(1, 4 * nside), float, np)
 
 
-def pixel_centres(nside: int) -> np.ndarray:
-    """Unit vectors to the centres of all pixels, shape (pixels, 3)."""
+def pixel_centres(nside: int, pixels: np.ndarray | None = None) -> np.ndarray:
+    """Unit vectors to the centres of some pixels or all, shape (..., 3)."""
+    pixels = np.arange(pixel_count(nside)) if pixels is None else pixels
     first, count, shift, theta = rings_of(nside)
-    ring = np.repeat(np.arange(len(first)), count)
-    phi = (np.arange(pixel_count(nside)) - first[ring] + 0.5 * shift[ring]) * 2 * math.pi / count[ring]
-    across = np.sin(theta)[ring]
-    return np.stack([across * np.cos(phi), across * np.sin(phi), np.cos(theta)[ring]], -1)
+    ring = np.searchsorted(first, pixels, side="right") - 1
+    return unit_vectors(theta[ring], (pixels - first[ring] + 0.5 * shift[ring]) * 2 * math.pi / count[ring])
+
+
+def unit_vectors(theta: np.ndarray, phi: np.ndarray) -> np.ndarray:
+    """Directions of polar angles and azimuths, shape (..., 3)."""
+    return np.stack([np.sin(theta) * np.cos(phi), np.sin(theta) * np.sin(phi), np.cos(theta)], -1)

@@ -18,7 +18,9 @@ from pmwd_dist._checks import check_number, check_seen
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import rows
 from pmwd_dist._jax.ops import vary, varying_names
+from pmwd_dist._jax.order import row_major
 from pmwd_dist._jax.program import jit
+from pmwd_dist.cosmology.collocation import matmul
 from pmwd_dist.cosmology.distance import transverse_distance
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
@@ -34,9 +36,9 @@ from pmwd_dist.parallel.inputs import real, whole_number
 
 def _weights_of(cone: LightCone, table: GrowthTable, source: Sources, alignment: Any, dtype: Any) -> Array:
     """Weights of the shells of each map, (bins, shells), with warnings about matter that they leave out."""
-    each = bins_of(source)
-    weights = lensing_weights(cone, table, each, alignment=alignment).astype(dtype)
-    for text in (coverage_warning(cone, table, one) for one in each):
+    bins = bins_of(source)
+    weights = lensing_weights(cone, table, bins, alignment=alignment).astype(dtype)
+    for text in (coverage_warning(cone, table, source) for source in bins):
         if text is not None:
             warnings.warn(text, stacklevel=2)
     return weights
@@ -89,7 +91,7 @@ def convergence(
         )
     check_seen(mass, "mass", "set them to the mean of their shell", finite=False)
     weights = _weights_of(cone, growth_table_to(2, cosmo), source, alignment, mass.dtype)
-    maps = jnp.sum(weights[:, :, None] * cone.overdensity(mass)[None], axis=1)
+    maps = matmul(weights, cone.overdensity(mass))
     return maps if isinstance(source, list) else maps[0]
 
 
@@ -165,25 +167,25 @@ def _e_and_b_modes(gamma: Array) -> Array:
         modes = harmonics.analyse_spin2(gamma, nside, 2 * nside - 1)
         return jax.lax.map(lambda a: harmonics.synthesise(harmonics.shear_modes(a, inverse=True), nside), modes)
     n = gamma.shape[-1]
-    cos, sin = jnp.asarray(_turns((n, n), (1.0, 1.0)), gamma.dtype)
-    one, two = rfft(gamma, 2)
-    return irfft(jnp.stack([cos * one + sin * two, cos * two - sin * one]), n, 2)
+    cos, sin = jnp.asarray(_phases((n, n), (1.0, 1.0)), gamma.dtype)
+    one, two = rfft(row_major(gamma), 2)
+    return irfft(row_major(jnp.stack([cos * one + sin * two, cos * two - sin * one])), n, 2)
 
 
 def _plane_shear(plane: Array, sides: tuple[float, float]) -> Array:
     """Shear of a periodic plane of convergence."""
-    turns = jnp.asarray(_turns(plane.shape, sides), plane.dtype)
-    return irfft(rfft(plane[None], 2) * turns, plane.shape[1], 2)
+    phases = jnp.asarray(_phases(plane.shape, sides), plane.dtype)
+    return irfft(rfft(plane[None], 2) * phases, plane.shape[1], 2)
 
 
-def _turns(pixels: tuple[int, ...], sides: tuple[float, float]) -> np.ndarray:
+def _phases(pixels: tuple[int, ...], sides: tuple[float, float]) -> np.ndarray:
     """Cosine and sine of twice the angle of each wave of real transforms, shape (2, nx, ny // 2 + 1)."""
     (nx, ny), (lx, ly) = pixels, sides
     kx = 2 * math.pi * np.fft.fftfreq(nx, lx / nx)[:, None]
     ky = 2 * math.pi * np.fft.rfftfreq(ny, ly / ny)[None, :]
     k2 = np.where(kx**2 + ky**2 > 0, kx**2 + ky**2, 1)
-    odd = (np.abs(kx) < math.pi * nx / lx * (1 - 1e-9)) & (np.abs(ky) < math.pi * ny / ly * (1 - 1e-9))
-    return np.stack([(kx**2 - ky**2) / k2, 2 * kx * ky * odd / k2])  # the Nyquist frequency has no sign
+    below_nyquist = (np.abs(kx) < math.pi * nx / lx * (1 - 1e-9)) & (np.abs(ky) < math.pi * ny / ly * (1 - 1e-9))
+    return np.stack([(kx**2 - ky**2) / k2, 2 * kx * ky * below_nyquist / k2])  # that one has no sign
 
 
 def _rays(

@@ -9,7 +9,7 @@ import jax
 import jax_cosmo
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pmwd_dist as pmd
@@ -157,7 +157,10 @@ def test_statistics_of_residuals_tell_e_from_b_modes(sky: str) -> None:
     assert set(powers) == {f"power of {x} modes of residuals at l {y} {half}" for x in "EB" for y in "<>"}
     for values in powers.values():
         np.testing.assert_allclose(values.mean(), 1, atol=4 * values.std() / count**0.5 + bias)
-    turned = noise.statistics(jax.numpy.stack([-draws[0, :, 1], draws[0, :, 0]], axis=1))
+    turned = jax.numpy.stack([-draws[0, :, 1], draws[0, :, 0]], axis=1)
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y"))
+    axes = P(None, None, "x", "y") if sky == "flat" else P(None, None, ("x", "y"))
+    turned = noise.statistics(jax.device_put(turned, NamedSharding(mesh, axes)))
     for name, value in turned.items():
         other = name.replace("E modes", "X").replace("B modes", "E modes").replace("X", "B modes")
         np.testing.assert_allclose(value, powers[other][0], rtol=1e-9)
@@ -178,6 +181,18 @@ def test_the_check_of_the_fit_passes_with_the_truth_and_fails_with_another_n_z()
         assert (min(of_maps.values()) > 0.01 / len(of_maps)) == fine
         b_modes = [p for name, p in of_maps.items() if "B modes" in name]
         assert min(b_modes) > 0.01 / len(of_maps)  # lensing has none
+
+
+@pytest.mark.slow
+def test_the_check_of_divided_maps_is_the_one_of_one_device(one_device: Any) -> None:
+    of_one, position = one_device
+    divided, _ = posterior(maps((2, 2)))
+    noise: Any = np.stack([position["noise"]] * 2)
+    parameters: Any = {"sigma8": np.full(2, 0.85)}
+    ours, expected = (infer.check_fit(x, noise, parameters, jax.random.key(0)) for x in (divided, of_one))
+    assert ours.keys() == expected.keys()
+    for name, check in ours.items():
+        np.testing.assert_allclose(check, expected[name], rtol=1e-6, err_msg=name)
 
 
 @pytest.mark.slow
@@ -270,7 +285,24 @@ def test_noise_follows_the_number_of_galaxies_in_a_pixel(one_device: Any) -> Non
         (lambda f: infer.ShapeNoise(f, 1.0, ellipticity=np.nan), "ellipticity=nan must be a finite number"),
         (lambda f: infer.ShapeNoise(f), "density=None must be given, or counts; pass one of them"),
         (lambda f: infer.ShapeNoise(f, 1.0, counts=np.ones((4, 4))), "density=1.0 must be given, or counts"),
-        (lambda f: infer.ShapeNoise(f, counts=np.ones((3, 4))), r"counts.shape=\(3, 4\) must be \(2, 4, 4\) or \(4, 4"),
+        (
+            lambda f: infer.ShapeNoise(f, counts=np.ones((3, 4))),
+            r"counts.shape=\(3, 4\) must be \(4, 4\) or \(2, 4, 4\)",
+        ),
+        (
+            lambda f: infer.ShapeNoise(shear_of(), counts=np.ones((2, 2, 4, 4))),
+            r"counts.shape=\(2, 2, 4, 4\) must be \(4, 4\) or \(2, 4, 4\)$",
+        ),
+        (
+            lambda f: infer.ShapeNoise(shear_of(), 1.0, mask=np.ones((2, 2, 3))),
+            r"must be \(4, 4\) or \(2, 4, 4\) or \(2, 2, 4, 4\)$",
+        ),
+        (
+            lambda f: infer.Model(f.config, f, {"A_IA": infer.Normal(0.0, 1.0)}, infer.ShapeNoise(f, 1.0)).condition(
+                np.random.default_rng(0).standard_normal(f.shape)
+            ),
+            r"alignment needs sources with a distribution; pass \(z, n\)",
+        ),
         (lambda f: infer.ShapeNoise(f, counts=-np.ones((4, 4))), "counts must be a finite number, 0 or more"),
         (
             lambda f: infer.ShapeNoise(f, counts=1 - np.eye(4), mask=np.eye(4)),
