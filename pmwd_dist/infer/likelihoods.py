@@ -78,7 +78,10 @@ class Likelihood(eqx.Module):
         return None
 
     def residual(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array | None:
-        """Data minus field in units of the noise, 0 without data unless modes are weighted; None: unknown."""
+        """Data minus field in units of the noise, 0 where there are no data; None: unknown.
+
+        Behind the mask it is not 0 if modes are weighted.
+        """
         return None
 
     def statistics(self, residual: Array) -> dict[str, Array]:

@@ -15,7 +15,7 @@ from pmwd_dist._jax.derivatives import linear_map
 from pmwd_dist._jax.ops import vary, varying_names
 
 _AT_ONCE = 1 << 16  # particles of small blocks that are evaluated together, since each kernel has a cost of its own
-_TURNS = 8  # images that are asked for together whether there are any left
+_IMAGES = 8  # of an inner loop, which ends only after all of them
 
 Piece = Callable[[Any, Array, Any], tuple[Any, Array]]
 
@@ -29,7 +29,7 @@ def deposit(piece: Piece, blocks: Any, images: Array, shared: Any, wanted: Array
     Args:
       piece: function of (block, image, shared), and no other arrays, that returns indices in the map and values; only
         values are differentiated, and indices from `size` on are dropped.
-      blocks: pytree of arrays with a leading axis of blocks.
+      blocks: pytree of arrays with a leading axis of blocks; the first one holds vectors, (blocks, 3, nx, ny, nz).
       images: array with a leading axis of images, not differentiated.
       shared: pytree of floating-point arrays.
       wanted: mask of the blocks that contribute in an image, shape (blocks, images).
@@ -69,13 +69,13 @@ def deposit(piece: Piece, blocks: Any, images: Array, shared: Any, wanted: Array
 
 
 def _add_up(piece: Piece, zero: Array, blocks: Any, images: Array, shared: Any, wanted: Array) -> Array:
-    def put(total: Array, blocks: Any, images: Array, shared: Any, there: Array) -> Array:
+    def add(total: Array, blocks: Any, images: Array, shared: Any, is_wanted: Array) -> Array:
         indices, values = _pieces(piece, blocks, images, shared)
-        hidden = jnp.where(there.reshape(-1, *(1,) * (indices.ndim - 1)), indices, len(total))
+        hidden = jnp.where(is_wanted.reshape(-1, *(1,) * (indices.ndim - 1)), indices, len(total))
         return total.at[hidden].add(values, mode="drop")
 
     def of_group(total: Array, xs: tuple[Any, Any]) -> tuple[Array, None]:
-        return each_image(put, total, xs, images, shared), None
+        return each_image(add, total, xs, images, shared), None
 
     return jax.lax.scan(of_group, zero, grouped(blocks, wanted))[0]
 
@@ -85,15 +85,15 @@ def _pull_back(
 ) -> tuple[Any, Any]:
     """Cotangents of the blocks and of the shared arrays, from the cotangent of the map."""
 
-    def pull(sums: Any, blocks: Any, images: Array, shared: Any, there: Array) -> Any:
+    def pull(sums: Any, blocks: Any, images: Array, shared: Any, is_wanted: Array) -> Any:
         def values(blocks: Any, shared: Any) -> tuple[Array, Any]:
             indices, values = _pieces(piece, blocks, images, shared)
             return values, indices
 
         _, pull, indices = jax.vjp(values, blocks, shared, has_aux=True)
         pulled = cotangent.at[indices].get(mode="fill", fill_value=0)
-        there = there.reshape(-1, *(1,) * (indices.ndim - 1))
-        return jax.tree.map(jnp.add, sums, pull(jnp.where(there, pulled, 0)))
+        is_wanted = is_wanted.reshape(-1, *(1,) * (indices.ndim - 1))
+        return jax.tree.map(jnp.add, sums, pull(jnp.where(is_wanted, pulled, 0)))
 
     def of_group(ct_shared: Any, xs: tuple[Any, Any]) -> tuple[Any, Any]:
         start = jax.tree.map(jnp.zeros_like, xs[0]), ct_shared
@@ -123,18 +123,18 @@ def each_image(function: Callable[..., Any], start: Any, group: tuple[Any, Any],
     Its first call has the first wanted image of each block of a group, its second call the second ones, and so on.
     """
     blocks, (order, counts) = group
-    most, first = jnp.max(counts), np.arange(0, order.shape[1], _TURNS)
+    most, first = jnp.max(counts), np.arange(0, order.shape[1], _IMAGES)
 
-    def turn(state: Any, i: Array) -> tuple[Any, None]:
+    def next_image(state: Any, i: Array) -> tuple[Any, None]:
         at = order[:, jnp.minimum(i, order.shape[1] - 1)]
         arguments = state, blocks, jax.tree.map(lambda x: x[at], images), shared, i < counts
         return jax.lax.cond(i < most, function, lambda state, *_: state, *arguments), None
 
-    def turns(state: Any, i: Array) -> tuple[Any, None]:
-        some = partial(jax.lax.scan, turn, xs=i + jnp.arange(_TURNS))
-        return jax.lax.cond(i < most, lambda state: some(state)[0], lambda state: state, state), None
+    def several(state: Any, i: Array) -> tuple[Any, None]:
+        scan = partial(jax.lax.scan, next_image, xs=i + jnp.arange(_IMAGES))
+        return jax.lax.cond(i < most, lambda state: scan(state)[0], lambda state: state, state), None
 
-    return jax.lax.scan(turns, start, jnp.asarray(first))[0]
+    return jax.lax.scan(several, start, jnp.asarray(first))[0]
 
 
 def split(x: Array, parts: tuple[int, int, int]) -> Array:

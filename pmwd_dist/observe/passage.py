@@ -107,7 +107,7 @@ def passed_sites(path: Path, corner: Array, light: LightCone, spacing: Array) ->
 
 
 def passing(path: Path, corner: Array, light: LightCone, spacing: Array) -> tuple[Array, Array, Array]:
-    """As `passed_sites`, with the times when light passes the particles, see `crossing`."""
+    """Sites of a block and whether light passes their particles, see `passed_sites`, and when, see `crossing`."""
     sites, passed, guess = passed_sites(path, corner, light, spacing)
     where = sites, path, passed.astype(sites.dtype)
     return sites, passed, crossing(distance_at, where, passed, guess, light)
@@ -141,17 +141,17 @@ def summed(
     passes = next(n for n in range(1, share + 1) if share % n == 0 and total <= most * n)
     width = share // passes
 
-    def one(turn: Array) -> Array:
-        def place(index: Array | int, at: Array, turn: Array) -> Array:
-            device, within = at // share, at % share
-            mine = (at >= 0) & (within // width == turn.astype(jnp.int32))
-            return jnp.where(mine, (index * devices + device) * width + within % width, total // passes)
+    def one(number: Array) -> Array:
+        def place(index: Array | int, pixel: Array, number: Array) -> Array:
+            device, within = pixel // share, pixel % share
+            in_pass = (pixel >= 0) & (within // width == number.astype(jnp.int32))
+            return jnp.where(in_pass, (index * devices + device) * width + within % width, total // passes)
 
         def of_pass(block: Any, image: Array, given: Any) -> Any:
-            shared, turn = given
-            return piece(block, image, shared, partial(place, turn=turn))
+            shared, number = given
+            return piece(block, image, shared, partial(place, number=number))
 
-        given = shared, jnp.asarray(turn, images.dtype)
+        given = shared, jnp.asarray(number, images.dtype)
         maps = deposit(of_pass, blocks, images, given, wanted, total // passes).reshape(count, devices, width)
         return jax.lax.psum_scatter(maps, names, scatter_dimension=1) if names else maps[:, 0]
 

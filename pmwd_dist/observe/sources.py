@@ -69,14 +69,14 @@ def lensing_weights(
         are not checked.
     """
     table = growth_table_to(2, cosmo)
-    own = shells.shells if isinstance(shells, LightCone) else Shells(check_ascending(shells, "edges"), 1, "nearest")
+    bounds = shells.shells if isinstance(shells, LightCone) else Shells(check_ascending(shells, "edges"), 1, "nearest")
 
     def of_bin(source: Source) -> Array:
-        weights = _weights(*source_distances(source, table, own.edges[0]), table, shells=own)
-        return weights if alignment is None else weights + _aligned(source, alignment, table, own)
+        weights = _weights(*source_distances(source, table, bounds.edges[0]), table, shells=bounds)
+        return weights if alignment is None else weights + _aligned(source, alignment, table, bounds)
 
-    weights = [of_bin(one) for one in bins_of(source)]
-    return jnp.stack(weights) if isinstance(source, list) else weights[0]
+    bins = list(map(of_bin, bins_of(source)))
+    return jnp.stack(bins) if isinstance(source, list) else bins[0]
 
 
 def bins_of(source: Sources) -> list[Source]:
@@ -201,7 +201,7 @@ def _check_redshifts(z: Array, table: GrowthTable, nearest: float) -> None:
 
 
 def coverage_warning(cone: LightCone, table: GrowthTable, source: Source) -> str | None:
-    """Warning about a part of the lensing weight outside the shells of a light cone; traced values are not checked."""
+    """Warning if shells leave out a part of the lensing weight, else None; traced values are not checked."""
     if is_traced((table, source)):
         return None
     with jax.ensure_compile_time_eval():

@@ -382,6 +382,7 @@ def test_counts_have_the_power_of_the_table(tmp_path: Path):
         ("observe.light_cone.edges=[5, 4]", "observe.light_cone.edges.*numbers that ascend"),
         ("observe.light_cone.sources=12", "observe.light_cone.sources.*beyond the start of the run, z = 9"),
         ("observe.light_cone.bins=[{z=[0.1, 12.0], n=1}]", "observe.light_cone.bins.*beyond the start of the run"),
+        ("observe.light_cone.sources=[1.0, 1.0]", r"sources = \[1.0, 1.0\]: must be different redshifts"),
         ("observe.light_cone={sources=1.0, bins=[{z=[0.1, 0.2], n=1}]}", "leave observe.light_cone.sources out"),
         (
             "observe.light_cone.bins=[{z=[0.1, 0.2], n=1}, {z=[0.1, 0.2]}]",

@@ -29,7 +29,7 @@ from pmwd_dist.infer.tuning.saved import kind_of
 from pmwd_dist.infer.tuning.schedule import block_length
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.observe.redshift_space import redshift_space
-from pmwd_dist.parallel.distributed import from_main, to_host
+from pmwd_dist.parallel.distributed import exchange, from_main, is_main, to_host
 from pmwd_dist.pm.lpt import lpt
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.data_files import NOISE, read_files, read_noise
@@ -208,12 +208,14 @@ def wrong_tuning(plan: InferencePlan) -> str | None:
     if (source := sampler.tuning_from) is None:
         return None
     kind, kept = kind_of(plan.model, sampler.method, sampler.energy_variance), plan.folder / TUNING
+    reason = ""
     try:
-        infer.load_tuning(source if Path(source).exists() else kept).check(kind)
+        if is_main():
+            infer.load_tuning(source if Path(source).exists() else kept).check(kind)
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, ArgumentError) else message(error)
-        return f"sampler.tuning_from = {toml_value(source)}: {reason}"
-    return None
+    reason = exchange(reason)[0]
+    return f"sampler.tuning_from = {toml_value(source)}: {reason}" if reason else None
 
 
 def narrow_halo(plan: InferencePlan) -> str | None:

@@ -125,9 +125,9 @@ def _predicted(model: infer.Model, observed: Array, truth: Array | None, draws: 
 def _angular(posterior: infer.Posterior, observed: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, Panels]:
     """Multipoles, and C_l of the data and their predictions for each map, 0 behind the mask."""
     forward: Any = posterior.model.forward
-    panels, ell, there = Panels(), np.zeros(0), observed_cells(posterior)
+    panels, ell, has_data = Panels(), np.zeros(0), observed_cells(posterior)
     for i, name in enumerate(_names_of_sources(forward)):
-        maps = np.where(there[i], np.concatenate([observed[None, i], drawn[:, i]]), 0)
+        maps = np.where(has_data[i], np.concatenate([observed[None, i], drawn[:, i]]), 0)
         for modes, values in _components(forward, maps).items():
             found = jax.device_get(_angular_powers(jnp.asarray(values), getattr(forward, "field", None)))
             some = found.modes[0] > 0
@@ -174,11 +174,11 @@ def _maps(posterior: infer.Posterior, data: Arrays, predicted: Any) -> Images:
     forward: Any = posterior.model.forward
     if getattr(forward, "field", None) is None:
         return images
-    there = observed_cells(posterior)
-    both = (np.where(there, x, 0) for x in (data["data"], np.mean(predicted, axis=0)))
-    shown = [next(iter(_components(forward, x).values())) for x in both]
-    there = there[:, 0] if isinstance(forward, infer.Shear) else there
-    for observed, mean, mask, name in zip(*shown, there, _names_of_sources(forward), strict=True):
+    has_data = observed_cells(posterior)
+    both = (np.where(has_data, x, 0) for x in (data["data"], np.mean(predicted, axis=0)))
+    planes = [next(iter(_components(forward, x).values())) for x in both]
+    masks: Any = has_data.all(axis=1) if isinstance(forward, infer.Shear) else has_data
+    for observed, mean, mask, name in zip(*planes, masks, _names_of_sources(forward), strict=True):
         images += [(f"data, {name}", np.where(mask, observed, np.nan))]
         images += [("mean prediction", np.where(mask, mean, np.nan))]
     return images

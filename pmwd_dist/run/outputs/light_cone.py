@@ -50,7 +50,7 @@ from pmwd_dist.run.outputs.fields import write_fields
 from pmwd_dist.run.settings.section import Distance, File, Listed, Section, Three, about, one_or_several
 from pmwd_dist.run.settings.setup import SimulationSetup
 from pmwd_dist.run.settings.table import read_table as read_columns
-from pmwd_dist.run.settings.writing import one_line
+from pmwd_dist.run.settings.writing import one_line, toml_value
 
 _MAPS, _POWER = "light_cone.hdf5", "convergence_power.csv"
 _WIDEST = 10.0  # field of view that is chosen where none is given [degrees]
@@ -161,10 +161,12 @@ class LightCone(Output):
     nside: int = about("pixels along the side of a HEALPix base pixel, of a sphere", 128, ge=1, le=1 << 13)
 
     def problems(self, box: Any) -> Iterator[str]:
-        """Sources and bins at once."""
+        """Sources and bins at once, or sources that have the same name in tables."""
         del box
         if self.sources is not None and self.bins is not None:
             yield "observe.light_cone.bins: hold the sources; leave observe.light_cone.sources out"
+        if len(set(self.labels)) < len(self.labels):
+            yield f"observe.light_cone.sources = {toml_value(list(self.lensed))}: must be different redshifts"
 
     def columns(self) -> dict[str, tuple[np.ndarray, ...]]:
         """Redshift distributions of the bins."""
@@ -308,9 +310,9 @@ class LightCone(Output):
         """C_l of all pairs of maps, their Gaussian scatter, and C_l of linear theory with the windows of the maps."""
         cone: Any = simulation.light_cone
         measured = {pair: x if side is not None else _binned(x) for pair, x in all_powers(maps, side).items()}
-        some = np.asarray(measured[0, 0].modes) > 0
-        ell, modes = (np.asarray(x, float)[some] for x in (measured[0, 0].ell, measured[0, 0].modes))
-        spectra = {pair: np.asarray(x.power, float)[some] for pair, x in measured.items()}
+        filled = np.asarray(measured[0, 0].modes) > 0
+        ell, modes = (np.asarray(x, float)[filled] for x in (measured[0, 0].ell, measured[0, 0].modes))
+        spectra = {pair: np.asarray(x.power, float)[filled] for pair, x in measured.items()}
         # A table ends where nothing is simulated.
         power = lambda k: np.nan_to_num(simulation.linear_power(k))  # noqa: E731
         linear = np.asarray(limber_power(ell, power, simulation.cosmo, cone.edges, self.lensed, cone=cone), float)
