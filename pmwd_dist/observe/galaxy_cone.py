@@ -135,7 +135,7 @@ class ConeGalaxies:
         check_survey(survey)
         check_key(key)
         self.survey, self.table, self.config, self.key = survey, table, config, key
-        self.rows = [np.zeros((0, COLUMNS))]
+        self.rows = np.zeros((0, COLUMNS))
         times = np.asarray(times, float)
         self.distances = distances_at(1 / times - 1, table)
         self.edges, self.observer, self.images = survey_extent(survey, table, config, observer)
@@ -169,14 +169,14 @@ class ConeGalaxies:
                 break
             self.room = 2 << math.ceil(math.log2(most))
         own = [np.asarray(shard.data) for shard in rows.addressable_shards if not shard.replica_id]
-        self.rows.append(distributed.all_rows(np.concatenate([x[x[:, 4] > 0] for x in own]).astype(float)))
+        found = distributed.all_rows(np.concatenate([x[x[:, 4] > 0] for x in own]).astype(float))
+        self.rows = np.concatenate([self.rows, found])
 
     def catalogue(self) -> Catalogue:
         """The catalogue of the galaxies so far, ordered by repetitions of the box and by lattice sites."""
         config, survey, shape = self.config, self.survey, self.config.particle_shape
-        rows = np.concatenate(self.rows)
-        order = (rows[:, :4].astype(np.int64) << [48, 32, 16, 0]).sum(1)
-        rows = np.take(rows, np.argsort(order), axis=0)
+        order = (self.rows[:, :4].astype(np.int64) << [48, 32, 16, 0]).sum(1)
+        rows = np.take(self.rows, np.argsort(order), axis=0)
         image, number = rows[:, [0, 4]].astype(np.int64).T
         position = rows[:, 1:4] * (np.asarray(config.box_size) / shape) + self.images[image] + rows[:, 5:8]
         z = np.interp(np.linalg.norm(position, axis=1), *redshift_table(self.table, 1 / config.a_start - 1))

@@ -146,7 +146,7 @@ def test_what_has_no_light_cone_is_refused() -> None:
         with pytest.raises(ValueError, match=message):
             infer.Simulation(options.pop("config"), COSMO, **options)
     survey = pmd.observe.Survey(([1.0, 2.0], [1e-3, 1e-3]))
-    with pytest.raises(ValueError, match="survey sees no cell of the mesh, whose farthest one with particles is at z = 0.0"):
+    with pytest.raises(ValueError, match="sees no cell of the mesh, whose farthest one with particles is at z = 0.0"):
         pmd.observe.survey_selection(survey, COSMO, configure())
     columns = dict.fromkeys(("RA", "DEC", "Z"), np.zeros(1))
     refused: dict[str, dict[str, Any]] = {
