@@ -130,15 +130,19 @@ def test_numbers_follow_n_of_z_and_mask() -> None:
     assert abs(a - b) < 4 * math.hypot(sd_a, sd_b)
 
 
-def test_catalogues_do_not_depend_on_the_division(tmp_path: Path) -> None:
-    """Over devices with Explicit axes; and a file of one is a table with units."""
+@pytest.mark.parametrize("explicit", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_catalogues_do_not_depend_on_the_division(explicit: bool, tmp_path: Path) -> None:
+    """Over devices, also with Explicit axes; and a file of one is a table with units."""
     losses: Any = lambda columns: 0.5 + np.multiply(columns["Z"], 0, out=columns["Z"])  # noqa: E731
     survey = Survey(([0.0, 0.1], [2e-3, 2e-3]), redshift_error=1e-3, losses=losses)
-    explicit = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    kind = jax.sharding.AxisType.Explicit if explicit else jax.sharding.AxisType.Auto
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(kind,) * 2)
     found = []
-    for decomposition in ((1, 1), pmd.Decomposition(mesh=explicit, spec=jax.P("x", "y"))):
+    for decomposition in ((1, 1), pmd.Decomposition(mesh=mesh, spec=jax.P("x", "y"))):
         config = configure(decomposition)
-        particles = clustered(config)
+        moved = np.random.default_rng(0).normal(0, (2, 2, 2, 20, 20, 20), (8, 8, 8, 6)).astype(float)
+        disp, vel = (jax.device_put(x, config.decomposition.sharding) for x in np.split(moved, 2, axis=-1))
+        particles = pmd.Particles(disp, vel)
 
         def weights(a: float, config: Any = config) -> Any:
             x = jnp.arange(8.0).reshape(-1, 1, 1) * jnp.ones(config.particle_shape)
@@ -152,7 +156,7 @@ def test_catalogues_do_not_depend_on_the_division(tmp_path: Path) -> None:
     first = found[0].columns
     np.testing.assert_allclose(first["WEIGHT"], 2)
     complete = Survey(survey.n_z)  # the same galaxies without losses and errors
-    everyone = pmd.observe.galaxy_light_cone(clustered(config), COSMO, config, complete, **options)
+    everyone = pmd.observe.galaxy_light_cone(particles, COSMO, config, complete, **options)
     assert abs(len(found[0]) - len(everyone) / 2) < 2.5 * math.sqrt(len(everyone))
     whole = everyone.columns
     errors, velocities = (np.std((x["Z"] - x["Z_COSMO"]) / (1 + x["Z_COSMO"])) for x in (first, whole))

@@ -113,6 +113,15 @@ def test_calls_that_the_package_does_not_make_are_errors(attributes: dict[str, A
         np.asarray(paint(disp, weight, **geometry | attributes, scale=np.ones(3)))
 
 
+def test_coordinates_are_three_a_point_in_a_row() -> None:
+    if (find := native.friends_of_friends()) is None:
+        pytest.skip("the native ops are not installed")
+    for coordinates in (np.zeros((4, 6))[:, ::2], np.zeros(7), np.zeros((2, 2), np.float32)):
+        with pytest.raises(ValueError, match="coordinates must be contiguous, three a point"):
+            find(coordinates, (4.0, 4.0, 4.0), 1.0)
+    assert find(np.zeros((0, 3)), (4.0, 4.0, 4.0), 1.0) == b""
+
+
 # --- CUDA kernels that cannot run --------------------------------------------------------------------------------
 
 

@@ -45,7 +45,8 @@ fn targets<'py>(py: Python<'py>, platform: &str) -> PyResult<Bound<'py, PyDict>>
 }
 
 fn capsule(py: Python<'_>, handler: Handler) -> PyResult<Bound<'_, PyCapsule>> {
-    let pointer = NonNull::new(handler as *mut core::ffi::c_void).expect("functions have addresses");
+    let pointer = NonNull::new(handler as *mut core::ffi::c_void);
+    let pointer = pointer.ok_or_else(|| PyRuntimeError::new_err("a handler has no address"))?;
     // SAFETY: functions live as long as the process.
     unsafe { PyCapsule::new_with_pointer(py, pointer, CAPSULE) }
 }
@@ -126,8 +127,8 @@ fn all_threads() -> Threads {
 
 /// Vectors of a buffer of coordinates, three of each.
 fn vectors<T: Element>(coordinates: &PyBuffer<T>) -> PyResult<&[[T; 3]]> {
-    if !coordinates.is_c_contiguous() {
-        return Err(PyValueError::new_err("coordinates must be contiguous"));
+    if !coordinates.is_c_contiguous() || coordinates.item_count() % 3 != 0 {
+        return Err(PyValueError::new_err("coordinates must be contiguous, three a point"));
     }
     match NonNull::new(coordinates.buf_ptr().cast()) {
         // SAFETY: the buffer is that many coordinates in a row, held by its exporter; the caller does not write to it.
