@@ -162,7 +162,7 @@ class Tilted:
         return self.amplitude * pmd.linear_power(k, cosmo, "boltzmann")
 
 
-@pytest.mark.parametrize("pdims", [(1, 1), (4, 1), (2, 2)])
+@pytest.mark.parametrize("pdims", [pytest.param((1, 1), marks=pytest.mark.slow), (4, 1), (2, 2)])
 def test_a_function_of_the_cosmology_is_differentiated_with_the_rest(pdims: tuple[int, int]) -> None:
     config = pmd.Config(80.0, 8, decomposition=pdims)
     noise = np.random.default_rng(0).standard_normal((8, 8, 8))

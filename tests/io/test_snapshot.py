@@ -273,6 +273,7 @@ def test_swiftsimio_reads_it(tmp_path: Path, cosmo, single, precision, compressi
     assert np.isnan(swiftsimio.load(str(path)).metadata.cosmology.w0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("radiation", [None, {}, {"n_eff": 3.5}, {"m_nu": 0.06}, {"m_nu": 0.3}])
 def test_swiftsimio_has_the_same_expansion(tmp_path: Path, cosmo, single, radiation):
     """Astropy approximates the density of neutrinos with mass, to a percent."""

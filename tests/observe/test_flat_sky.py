@@ -356,7 +356,7 @@ def test_alignment_is_the_density_where_the_sources_are() -> None:
     assert np.abs(np.diff(along, 2, axis=0)).max() < 0.02 * np.ptp(along, axis=0).max()
 
 
-@pytest.mark.parametrize("pdims", [(1, 1), (2, 2)], ids=["1x1", "2x2"])
+@pytest.mark.parametrize("pdims", [pytest.param((1, 1), marks=pytest.mark.slow), (2, 2)], ids=["1x1", "2x2"])
 def test_convergence_and_shear_of_plane_waves(pdims: tuple[int, int]) -> None:
     cosmo = problems.cosmology(Omega_k=0.05)
     config = configure(pdims)

@@ -216,7 +216,7 @@ def test_random_points_fill_distant_fields_evenly() -> None:
     assert abs(np.sum(found["DEC"] > 0) - 500) < 80
 
 
-@pytest.mark.parametrize("Omega_k", [-0.2, 0.3])
+@pytest.mark.parametrize("Omega_k", [-0.2, pytest.param(0.3, marks=pytest.mark.slow)])
 def test_numbers_in_a_curved_universe_are_those_of_astropy(Omega_k: float) -> None:
     cosmo = problems.cosmology(Omega_k=Omega_k)
     matter = cosmo.Omega_c + cosmo.Omega_b

@@ -61,7 +61,8 @@ def python(program: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("program", [pytest.param(IMPORT, marks=pytest.mark.slow), WITHOUT], ids=["import", "without"])
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [IMPORT, WITHOUT], ids=["import", "without"])
 def test_in_a_fresh_interpreter(program: str) -> None:
     run = python(program)
     assert run.returncode == 0, run.stderr

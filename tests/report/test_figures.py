@@ -171,6 +171,7 @@ def test_a_figure_of_data_that_are_none_is_absent(tmp_path: Path):
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_figures_of_a_process_that_is_killed_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     drawn = list[str]()
     write_table(tmp_path / "power_z0.000.csv", make_spectrum(0.0))
