@@ -2,7 +2,7 @@
 # # First survey
 #
 # This page goes through a survey from end to end: a cosmology, a mock catalogue of galaxies, counts of them in cells,
-# the posterior of the initial density and the parameters, and its figures. The settings are those of
+# the posterior of the initial density and the parameters, and its figures. The settings stand in
 # `sims/first_survey.toml`.
 
 # %%
@@ -22,7 +22,7 @@ config, cosmo = run.config, pmd.growth_table(run.cosmo)
 # %% [markdown]
 # ## A universe
 #
-# The mock is an N-body simulation, of finer particles than those of the model below. Nested noise has the same long
+# The mock is an N-body simulation, with finer particles than the model below. Nested noise has the same long
 # waves on both lattices.
 
 # %%
