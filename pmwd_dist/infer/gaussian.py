@@ -16,6 +16,7 @@ from jaxtyping import Array
 from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
+from pmwd_dist.infer.constants import SLOPES
 from pmwd_dist.infer.filtered_noise import SMALL_SCALE_NOISE, chi_squared, compared_modes, long_waves, weighted
 from pmwd_dist.infer.likelihoods import (
     FLOOR,
@@ -53,8 +54,8 @@ class Gaussian(Likelihood):
       mask: field on the mesh, true or 1 where there are data; default: everywhere.
       k_max: largest wavenumber of the comparison, in Fourier space [h/Mpc]; default: all, in real space.
       slope: change s of the variance with the density, sigma^2 (1 + s delta) of the prediction, with a k_max of its
-        modes up to it, a number or the name of a parameter: 1 like a Poisson process; default: 0. The factor stays
-        positive: below 0.05 it is 0.05^2 / (0.1 - factor).
+        modes up to it, a number from -1 to 100 or the name of a parameter: 1 like a Poisson process; default: 0. The
+        factor stays positive: below 0.05 it is 0.05^2 / (0.1 - factor).
       small_scale_noise: standard deviation of the noise of modes beyond k_max, in units of sigma, if there is a mask, a
         field of sigma or a slope; without them these modes are left out.
       noise_k2: change c of the noise's power with the wavenumber, sigma^2 (1 + c k^2) [(Mpc/h)^2] (Desjacques, Jeong &
@@ -89,12 +90,12 @@ class Gaussian(Likelihood):
         self.name = sigma if isinstance(sigma, str) else None
         self.mask = checked_mask(mask)
         self.sigma = None if isinstance(sigma, str) else number_or_field(sigma, "sigma", self.mask)
-        if k_max is not None and not (isinstance(k_max, Real) and k_max > 0):
-            raise ArgumentError("k_max", k_max, "must be positive")
+        if k_max is not None and (isinstance(k_max, bool) or not (isinstance(k_max, Real) and 0 < k_max < math.inf)):
+            raise ArgumentError("k_max", k_max, "must be positive and finite", "leave it out to compare all modes")
         check_number(small_scale_noise, "small_scale_noise", 0.1, 100.0, constant=True)
         self.k_max = None if k_max is None else float(k_max)
         self.small_scale_noise = float(small_scale_noise)
-        self.slope = _changed(slope, "slope")
+        self.slope = _changed(slope, "slope", *SLOPES)
         self.noise_k2 = _changed(noise_k2, "noise_k2")
         if self.noise_k2 is not None and not self._uniform:
             constraint = "can't be used with a mask, a field of sigma or a slope, which couple modes"
@@ -188,10 +189,13 @@ class Gaussian(Likelihood):
     def check(self, data: Any, config: Config) -> None:
         """Raise ValueError unless data are finite numbers where the mask shows them."""
         checked_data(data, config, self.mask, sigma=self.sigma, **self.templates.named())
-        fundamental = 2 * math.pi / max(config.box_size)
+        fundamental, nyquist = 2 * math.pi / max(config.box_size), math.pi / min(config.cell_size)
         if self.k_max is not None and self.k_max < fundamental * (1 - 1e-6):
             constraint = f"leaves no mode of a box of {max(config.box_size):g} Mpc/h"
             raise ArgumentError("k_max", self.k_max, constraint, f"use more than {fundamental:.4g} h/Mpc")
+        if self.k_max is not None and self.k_max > nyquist * (1 + 1e-6):
+            constraint = f"is beyond the Nyquist wavenumber, {nyquist:.4g} h/Mpc"
+            raise ArgumentError("k_max", self.k_max, constraint, "leave it out to compare all modes")
         last = min(self.k_max or math.inf, math.pi * math.hypot(*(1 / cell for cell in config.cell_size)))
         if not isinstance(self.noise_k2, str | None) and 1 + self.noise_k2 * last**2 <= 0:
             constraint = f"has noise of negative power at k = {last:.3g} h/Mpc"
@@ -223,9 +227,9 @@ class Gaussian(Likelihood):
         return sigma * jnp.exp(0.5 * _log_variance(1 + slope * (field - 1)))
 
 
-def _changed(value: Any, name: str) -> str | float | None:
-    """A number or the name of a parameter; None for 0, no change."""
-    value = None if value is None else number_or_name(value, name)
+def _changed(value: Any, name: str, *ends: float) -> str | float | None:
+    """A number in a range or the name of a parameter; None for 0, no change."""
+    value = None if value is None else number_or_name(value, name, *ends)
     return None if value == 0 else value
 
 

@@ -116,6 +116,7 @@ def shown(mask: Any, shape: tuple[int, ...]) -> np.ndarray:
     return np.broadcast_to(True if mask is None else np.asarray(mask) > 0, shape)
 
 
+_LARGEST_TEMPLATE = 3.0  # rms change in units of predictions, which no systematics have
 _BOUNDS = {"positive": "positive and finite", "not negative": "0 or more and finite", "": "finite"}
 
 
@@ -164,6 +165,24 @@ def checked_templates(templates: Any, mask: Array | None) -> Templates:
         raise ArgumentError("templates", templates, "must map names of amplitudes to fields", remedy, show_value=False)
     checked = {n: number_or_field(x, f"templates[{n!r}]", mask, bound="") for n, x in (templates or {}).items()}
     return Templates(tuple(checked), tuple(masked(x, mask) for x in checked.values()))
+
+
+def template_warnings(likelihood: Likelihood, priors: Mapping[str, Any]) -> list[str]:
+    """Warnings of templates on the host that change predictions by several times, or that no data can tell apart."""
+    templates: Templates = getattr(likelihood, "templates", Templates((), ()))
+    found, units = list[str](), dict[str, np.ndarray]()
+    for name, field in zip(templates.amplitudes, map(np.asarray, templates.fields), strict=True):
+        rms = float(np.sqrt(np.mean(np.square(field, dtype=float))))
+        most = max(abs(float(priors[name].forward(u))) for u in (-2.0, 2.0)) * rms
+        if most > _LARGEST_TEMPLATE:
+            found.append(
+                f"template {name}: changes predictions by {most:.2g} times; narrow its prior, or scale its field"
+            )
+        unit = field / (rms * math.sqrt(field.size)) if rms > 0 else field
+        same = [other for other, x in units.items() if abs(np.vdot(x, unit)) > 1 - 1e-6]
+        found += [f"template {name}: is {other} up to a factor; leave one of them out" for other in same]
+        units[name] = unit
+    return found
 
 
 def checked_mask(mask: Any) -> Array | None:

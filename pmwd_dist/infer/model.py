@@ -25,7 +25,7 @@ from pmwd_dist.infer import trees
 from pmwd_dist.infer.cosmological import CosmologicalModel
 from pmwd_dist.infer.forward import ForwardModel, Function, of_shape
 from pmwd_dist.infer.gaussian import Gaussian
-from pmwd_dist.infer.likelihoods import Likelihood, data_warning, masked
+from pmwd_dist.infer.likelihoods import Likelihood, data_warning, masked, template_warnings
 from pmwd_dist.infer.precondition import Adaptation, Observations, Preconditioner, wiener_draw
 from pmwd_dist.infer.priors import Prior, check_priors, unwhiten, whiten
 from pmwd_dist.infer.simulation import Simulation
@@ -61,7 +61,7 @@ class Model(eqx.Module):
 
     Warns:
       UserWarning: a prior reaches 0 for a positive parameter, an early time of dark energy, or cosmologies for which
-        the transfer function was not compared with CAMB.
+        the transfer function was not compared with CAMB; or templates are huge, or the same up to a factor.
 
     Examples:
       >>> model = infer.Model(config, forward, {"b1": infer.Normal(1.5, 0.5)}, infer.Gaussian(sigma=0.3))
@@ -102,6 +102,9 @@ class Model(eqx.Module):
             if one in priors and other in priors:
                 raise ArgumentError("priors", list(priors), f"has both {one} and {other}", "leave one of them out")
         self._check_cosmologies()
+        if not any(isinstance(x, Tracer) for x in jax.tree.leaves(likelihood)):
+            for text in template_warnings(likelihood, self.priors):
+                warnings.warn(text, stacklevel=3)  # equinox calls __init__
 
     @property
     def priors(self) -> dict[str, Prior]:

@@ -16,6 +16,7 @@ from jaxtyping import Array
 from pmwd_dist._checks import check_shares
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
+from pmwd_dist.infer.constants import LARGEST_DISPERSION
 from pmwd_dist.infer.likelihoods import (
     Likelihood,
     Templates,
@@ -54,8 +55,8 @@ class Poisson(Likelihood):
       bins: field on the mesh of whole numbers, the bin of each cell from 0 on, such as shells of distance. The mean
         number of bin i is the parameter nbar_i, with the name that `nbar` is.
       templates: fields on the mesh of systematics, such as dust or seeing, by the names of their amplitudes.
-      dispersion: variance beyond Poisson's in units of the squared mean, a number or the name of a parameter; default:
-        none.
+      dispersion: variance beyond Poisson's in units of the squared mean, a number up to 100 or the name of a parameter;
+        default: none.
 
     Raises:
       ValueError: nbar or dispersion not positive, nbar above 1e6, a selection beyond 0 to 1, a mask or selection that
@@ -96,7 +97,7 @@ class Poisson(Likelihood):
             raise ArgumentError("selection", selection, constraint, "it is the fraction observed", show_value=False)
         self.bins, self.means = (None, ()) if bins is None else self._checked_bins(bins, nbar)
         self.templates = checked_templates(templates, self.mask)
-        self.dispersion = None if dispersion is None else positive_or_name(dispersion, "dispersion")
+        self.dispersion = None if dispersion is None else positive_or_name(dispersion, "dispersion", LARGEST_DISPERSION)
         check_distinct(self.names)
 
     @property

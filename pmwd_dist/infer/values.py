@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,10 +14,10 @@ from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
 
 
-def number_or_name(value: Any, name: str) -> Any:
-    """A finite number, on the host so that it may be static, or the name of a parameter."""
+def number_or_name(value: Any, name: str, low: float = -math.inf, high: float = math.inf) -> Any:
+    """A finite number in a range, on the host so that it may be static, or the name of a parameter."""
     if not isinstance(value, str | Tracer):
-        check_number(value, name, constant=True, remedy="or pass the name of a parameter with a prior")
+        check_number(value, name, low, high, constant=True, remedy="or pass the name of a parameter with a prior")
     return on_host(value)
 
 
@@ -25,9 +26,9 @@ def on_host(value: Any) -> Any:
     return value.item() if isinstance(value, jax.Array) and not isinstance(value, Tracer) else value
 
 
-def positive_or_name(value: Any, name: str) -> Any:
-    """A positive number, or the name of a parameter."""
-    value = number_or_name(value, name)
+def positive_or_name(value: Any, name: str, high: float = math.inf) -> Any:
+    """A positive number up to a largest one, or the name of a parameter."""
+    value = number_or_name(value, name, 0, high)
     if not isinstance(value, str) and not value > 0:
         raise ArgumentError(name, value, "must be positive", "or pass the name of a parameter with a prior")
     return value

@@ -341,6 +341,7 @@ def damaged(value: float) -> np.ndarray:
             np.ones(SHAPE),
             "k_max=0.2 leaves no mode of a box of 30 Mpc/h; use more than",
         ),
+        (infer.Gaussian(1.0, k_max=1.0), np.ones(SHAPE), "k_max=1.0 is beyond the Nyquist wavenumber, 0.6283 h/Mpc"),
         (infer.Gaussian(1.0, noise_k2=-1e6), np.ones(SHAPE), "noise_k2=-1000000.0 has noise of negative power at k = "),
         (infer.Poisson(np.ones((2, 2, 2))), np.ones(SHAPE), r"nbar.shape=\(2, 2, 2\) must be mesh_shape"),
         (infer.Gaussian(1.0, mask=np.ones((2, 2, 2))), np.ones(SHAPE), r"mask.shape=\(2, 2, 2\) must be mesh_shape"),
@@ -427,6 +428,19 @@ def test_masked_arrays_of_numpy_are_refused(call: Any, name: str, config: pmd.Co
 
 
 @pytest.mark.parametrize(
+    ("templates", "message"),
+    [
+        ({"x": 1e6 * FRONT}, "template x: changes predictions by .* times; narrow its prior, or scale its field"),
+        ({"x": FRONT, "y": -2 * FRONT}, "template y: is x up to a factor; leave one of them out"),
+    ],
+)
+def test_templates_that_no_data_can_have_are_warned_of(templates: Any, message: str, config: pmd.Config) -> None:
+    priors = {name: infer.Normal(0.0, 0.1) for name in templates}
+    with pytest.warns(UserWarning, match=message):
+        infer.Model(config, lambda noise, parameters: noise, priors, infer.Gaussian(1.0, templates=templates))
+
+
+@pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: infer.Gaussian(0.0), "sigma=0.0 must be positive and finite"),
@@ -444,6 +458,10 @@ def test_masked_arrays_of_numpy_are_refused(call: Any, name: str, config: pmd.Co
         (lambda: infer.Gaussian(1.0, slope=np.nan), "slope=nan must be a finite number"),
         (lambda: infer.Gaussian(1.0, small_scale_noise=0.0), "small_scale_noise=0.0 must be a finite number from 0.1"),
         (lambda: infer.Gaussian(1.0, k_max=-1.0), "k_max=-1.0 must be positive"),
+        (lambda: infer.Gaussian(1.0, k_max=True), "k_max=True must be positive and finite; leave it out"),
+        (lambda: infer.Gaussian(1.0, k_max=np.inf), "k_max=inf must be positive and finite; leave it out"),
+        (lambda: infer.Gaussian(1.0, slope=-50), "slope=-50 must be a finite number from -1 to 100; or pass the name"),
+        (lambda: infer.Poisson(1.0, dispersion=1e30), "dispersion=1e.30 must be a finite number from 0 to 100; or"),
         (lambda: infer.Poisson(np.inf), "nbar=inf must be positive and finite"),
         (
             lambda: infer.Poisson(np.float32([1, 1e10]).repeat(4).reshape(2, 2, 2)),

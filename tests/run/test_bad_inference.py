@@ -74,6 +74,9 @@ WRONG = {
         "likelihood.k_max=0.3",
     ],
     r"likelihood.k_max = 0.1: leaves no mode of a .* use more than 0.1047 h/Mpc": ["likelihood.k_max=0.1"],
+    r"likelihood.k_max = 3.0: is beyond the Nyquist wavenumber, 0.2\d* h/Mpc; leave it out": ["likelihood.k_max=3.0"],
+    "likelihood.slope = -50: must be -1 or more": ["likelihood.slope=-50"],
+    "likelihood.dispersion = 1e\\+30: must be 100 or less": ["likelihood.dispersion=1e30"],
     r"likelihood.noise_k2 = -20.0: has noise of negative power at .* use more than": ["likelihood.noise_k2=-20.0"],
     r"priors.h = { .* }: has a median that is not positive; bound it from below": [
         uniform("h", -1.0, -0.5),
@@ -146,6 +149,10 @@ ODD: dict[str, tuple[Any, ...]] = {
     "data.file: the data are 2 everywhere: nothing is known": (np.full((4, 4, 4), 2.0),),
     "data.file: the data have a mean of about 0, as of a contrast": (np.indices((4, 4, 4))[0] - 1.5,),
     "data.file: the mean is 31.5; densities are in units of the mean": (np.arange(64.0).reshape(4, 4, 4),),
+    "the mean is 31.5; densities are in units of the mean\ntemplate template_0: changes predictions by 1.* times": (
+        *(np.arange(64.0).reshape(4, 4, 4), 'data.templates=["file.npy"]'),
+        'priors.template={ kind = "normal", mean = 0.0, sd = 0.2 }',
+    ),
     "the mean is 31.5 galaxies in a cell, and likelihood.nbar expects 2": (np.arange(64.0).reshape(4, 4, 4), "poisson"),
     "priors.sigma8: 0 is within two deviations of its median; bound it": (None, normal("sigma8", 0.8, 0.5)),
     r"priors.wa: at 1.2, .* w0 \+ wa = 0.2 must be less than 0, or dark energy": (None, normal("wa", 0.0, 0.6)),

@@ -23,7 +23,7 @@ from pmwd_dist.cosmology.sampled import cosmology_at
 from pmwd_dist.cosmology.sampled_parameters import BIASES, KEYS, NAMES, OF_SOURCES, PARAMETERS, split_index
 from pmwd_dist.infer.chain.folder import chain_files
 from pmwd_dist.infer.constants import TRAJECTORIES
-from pmwd_dist.infer.likelihoods import data_warning, shown
+from pmwd_dist.infer.likelihoods import data_warning, shown, template_warnings
 from pmwd_dist.infer.model import unlikely_cosmology
 from pmwd_dist.infer.tuning.saved import kind_of
 from pmwd_dist.infer.tuning.schedule import block_length
@@ -161,6 +161,7 @@ class InferencePlan(Plan):
                 warnings += [] if coarse is None else [coarse + remedy]
         warnings += self.simulation.cosmology_warnings()
         warnings += _of_priors(self)
+        warnings += template_warnings(to_host(self.model.likelihood), self.model.priors)
         warnings += [text for output in self.settings.observe.outputs for text in output.warnings(self.simulation)]
         if sampler.chains == 1:
             warnings.append("sampler.chains = 1: R-hat of one chain finds less; use 2 or more")

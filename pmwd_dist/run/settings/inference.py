@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, create
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.cosmology.sampled_parameters import KEYS, NAMES, PARAMETERS, split_index
 from pmwd_dist.infer import priors
-from pmwd_dist.infer.constants import ENERGY_VARIANCE
+from pmwd_dist.infer.constants import ENERGY_VARIANCE, LARGEST_DISPERSION, SLOPES
 from pmwd_dist.infer.filtered_noise import SMALL_SCALE_NOISE
 from pmwd_dist.infer.priors import Prior
 from pmwd_dist.observe.assignment import Window
@@ -200,6 +200,8 @@ class LikelihoodSection(Section):
         "default: 0",
         None,
         1.0,
+        ge=SLOPES[0],
+        le=SLOPES[1],
     )
     noise_k2: float | None = about(
         "change c of a gaussian power with the wavenumber, sigma^2 (1 + c k^2) [(Mpc/h)^2], unless it has a prior; "
@@ -215,6 +217,7 @@ class LikelihoodSection(Section):
         None,
         0.2,
         gt=0,
+        le=LARGEST_DISPERSION,
     )
     density: Annotated[tuple[Annotated[float, Field(gt=0)], ...], BeforeValidator(one_or_several)] | None = about(
         "lensed galaxies in a square arcminute, of lensing; one number, or one for each source; or data.counts",
