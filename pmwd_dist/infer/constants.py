@@ -34,7 +34,7 @@ ASIDE = 0.5  # half the distance of a difference of gradients, about the distanc
 ITERATIONS, FURTHER = 12, 2  # power iterations at positions; at extremes, where directions are nearly known
 
 # Checks of the draws (`chain.diagnostics`, `sampling`).
-SLOPES = -1.0, 100.0  # changes of a Gaussian variance with the density that are numbers
+SLOPES = -1.0, 10.0  # changes of a Gaussian variance with the density that are numbers
 LARGEST_DISPERSION = 100.0  # variance of counts beyond Poisson's [squared mean]
 LARGEST_BIAS = 0.05  # discretisation bias of a mean to correct once and to warn of [standard deviations]
 LARGEST_REMAINDER = 0.2  # bias after a correction for which chains start over again: the draws are worth more

@@ -58,6 +58,7 @@ REFUSED = {
     "link": (laid("Coordinates", "external link"), "link at PartType1/Coordinates, where the array itself must be"),
     "virtual": (laid("Coordinates", "virtual"), "values in other files"),
     "redshift": (lambda path: fuzz.set_attribute(path, "Header", "Redshift", -1), "Redshift = -1, which must be"),
+    "times": (lambda path: fuzz.set_attribute(path, "Header", "Redshift", 3), "redshift 3 and the scale factor 0.5"),
     "box": (lambda path: fuzz.set_attribute(path, "Header", "BoxSize", 1e300), "BoxSize = .* must be one side"),
     "text": (lambda path: fuzz.set_attribute(path, "Header", "BoxSize", "big"), "BoxSize that is no number"),
     "unit": (lambda path: fuzz.set_attribute(path, "Parameters", "UnitLength_in_cm", 0), "UnitLength_in_cm = 0, which"),
@@ -110,7 +111,8 @@ def test_files_of_two_snapshots_are_not_mixed(gadget: Path, tmp_path: Path) -> N
             file["Header"].attrs["NumFilesPerSnapshot"] = 2
     both, _ = pmd.load_snapshot(tmp_path / "s.hdf5")
     np.testing.assert_array_equal(both.disp, pmd.load_snapshot(gadget)[0].disp)
-    fuzz.set_attribute(tmp_path / "s.1.hdf5", "Header", "Redshift", 0.5)
+    for name, value in (("Redshift", 0.25), ("Time", 0.8)):
+        fuzz.set_attribute(tmp_path / "s.1.hdf5", "Header", name, value)
     with pytest.raises(ValueError, match=r"s.1.hdf5: is of another snapshot than s.0.hdf5: their headers differ"):
         pmd.load_snapshot(tmp_path / "s.hdf5")
 

@@ -22,6 +22,8 @@ _HUBBLE, _OMEGA, _REDSHIFT = (1e-3, 1e3), (0.0, 1e3), (-0.999, 1e6)
 _ENDINGS = (".hdf5", ".h5")
 _SIDE = 1e-9, 1e9  # range of the side of a box [Mpc/h]
 # Places of the cosmology: GADGET-2 and AREPO, GIZMO, GADGET-4, SWIFT.
+_SCALE_FACTOR = ("Header:Scale-factor", "Header:ExpansionFactor", "Cosmology:Scale-factor")  # SWIFT has other times
+_EQUAL_TIMES = 1e-3  # relative difference of scale factors that are equal
 _H = ("Header:HubbleParam", "Parameters:HubbleParam", "Cosmology:h")
 _OMEGA_M = ("Header:Omega0", "Header:Omega_Matter", "Parameters:Omega0", "Cosmology:Omega_m")
 _OMEGA_B = ("Header:OmegaBaryon", "Header:Omega_Baryon", "Parameters:OmegaBaryon", "Cosmology:Omega_b")
@@ -128,8 +130,13 @@ def read_counts(file: File, name: str) -> tuple[int, ...]:
 
 
 def scale_factor(file: File) -> float:
-    """Scale factor."""
-    return 1 / (1 + content.number(header_of(file), "Redshift", *_REDSHIFT))
+    """Scale factor of the redshift; Malformed if the header has another one, too."""
+    redshift = content.number(header_of(file), "Redshift", *_REDSHIFT)
+    places = _SCALE_FACTOR if content.has(file, "Cosmology") else (*_SCALE_FACTOR, "Header:Time")
+    a = _first(file, places, -math.inf, math.inf)
+    if a > 0 and abs(a * (1 + redshift) - 1) > _EQUAL_TIMES:
+        raise Malformed(f"has the redshift {redshift:.6g} and the scale factor {a:.6g}; mend its header")
+    return 1 / (1 + redshift)
 
 
 def hubble(file: File, default: float | None = None) -> float:
