@@ -19,10 +19,12 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.order import row_major
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
+from pmwd_dist.cosmology.collocation import matmul
 from pmwd_dist.cosmology.distance import scale_factor_at, transverse_distance
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe import harmonics
+from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import interpolation, nearest_pixel, nside_of, pixel_centres, unit_vectors
 from pmwd_dist.observe.power import linear_power_at, mean
 from pmwd_dist.observe.sources import Alignment, LightCone, Sources, bins_of, lensing_weights, source_distances
@@ -153,12 +155,13 @@ def limber_power(
       ell: multipoles.
       power: linear P(k) at a = 1 [(Mpc/h)^3], a function of k [h/Mpc].
       cosmo: cosmology, or its `growth_table`.
-      edges: comoving distances of shells [Mpc/h].
+      edges: comoving distances of shells [Mpc/h]; with a cone, its own.
       source: redshift of the sources, or (ascending redshifts, their number per redshift); a list of these gives the
         spectra of all pairs of bins, shape (bins, bins, n).
       alignment: (A, eta) of the intrinsic alignment of sources (z, n), as in `lensing_weights`; default: none.
-      cone: light cone whose maps the theory is for: it gets the window of their pixels, and lacks waves that exceed the
-        lattice of the particles or are longer than the box. Default: all waves, without a window.
+      cone: light cone whose maps the theory is for: matter of a shell has the same weight, and on a flat sky the same
+        distance; it gets the window of the pixels, and lacks waves that exceed the lattice of the particles or are
+        longer than the box. Default: all waves, without a window.
 
     Raises:
       ValueError: a multipole or a value of P(k) is negative or not finite, or edges or sources are out of range, as in
@@ -169,20 +172,34 @@ def limber_power(
     table, (near, *_, last) = growth_table_to(2, cosmo), check_ascending(edges, "edges")
     bins = bins_of(source)
     far = min(last, max(float(jnp.max(source_distances(one, table, near)[0])) for one in bins))
-    slabs = np.linspace(near, far, _SLABS + 1)
-    weights = lensing_weights(slabs.tolist(), table, bins, alignment=alignment)
-    middle = jnp.asarray((slabs[1:] + slabs[:-1]) / 2, dtype=float)
-    across, a = transverse_distance(middle, table), scale_factor_at(middle, table)
+    slabs = np.linspace(near, far, _SLABS + 1) if cone is None else _slabs_of(cone)
+    distance = middle = (slabs[1:] + slabs[:-1]) / 2
+    if cone is None:
+        weights = lensing_weights(slabs.tolist(), table, bins, alignment=alignment)
+    else:
+        mass = cone.shells.shares(middle) * np.diff(slabs) * middle ** (cone.dimensions - 1)
+        overdensity = jnp.asarray(mass / cone.shells.volumes[:, None], dtype=float)
+        weights = matmul(lensing_weights(cone, table, bins, alignment=alignment), overdensity)
+        if isinstance(cone, FlatSkyLightCone):
+            distance = cone.distances @ cone.shells.shares(middle, fading=False)
+    across, a = (
+        f(jnp.asarray(x, float), table) for f, x in ((transverse_distance, distance), (scale_factor_at, middle))
+    )
     k = (jnp.asarray(ell, dtype=float).reshape(-1)[:, None] + 0.5) / across[None]
     growth = jax.vmap(lambda k, a: jnp.broadcast_to(table.linear(k, a)[0], k.shape), (1, 0), 1)(k, a)
     linear = jnp.asarray(linear_power_at(k.ravel(), power), dtype=float).reshape(k.shape)
-    slab_power = linear * (growth / across[None]) ** 2
+    slab_power = linear * (growth / across[None]) ** 2 / jnp.asarray(np.diff(slabs), dtype=float)[None]
     if cone is not None:
         slab_power = slab_power * resolved_share(np.asarray(ell, float).reshape(-1), np.asarray(k), cone)
-    spectra = jnp.einsum("is,js,ns->ijn", weights, weights, slab_power, precision="highest") / float(
-        slabs[1] - slabs[0]
-    )
+    spectra = jnp.einsum("is,js,ns->ijn", weights, weights, slab_power, precision="highest")
     return spectra if isinstance(source, list) else spectra[0, 0]
+
+
+def _slabs_of(cone: LightCone) -> np.ndarray:
+    """Distances that divide each shell into equal slabs."""
+    number = math.ceil(_SLABS / (len(cone.edges) - 1))
+    parts = [np.linspace(low, high, number, endpoint=False) for low, high in itertools.pairwise(cone.edges)]
+    return np.append(np.concatenate(parts), cone.edges[-1])
 
 
 @lru_cache(maxsize=8)

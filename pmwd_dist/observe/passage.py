@@ -69,7 +69,10 @@ def _distances_of_boxes(low: Any, high: Any, xp: Any) -> tuple[Any, Any]:
 
 
 def blocks_of(path: Path, light: LightCone, images: Array, config: Config, edges: Any) -> Blocks:
-    """The local lattice in blocks, with their images between two distances that light passes in a step."""
+    """The local lattice in blocks, with their images between two distances that light passes in a step.
+
+    The first and the last of the edges are the distances: numbers, or arrays of shape (1, images).
+    """
     dtype = path.start.dtype
     shape: Any = path.start.shape[:3]
     parts: Any = tuple(max(p for p in range(1, _BLOCKS + 1) if n % p == 0) for n in shape)

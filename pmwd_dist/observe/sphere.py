@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
@@ -20,7 +21,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.observe import shells
 from pmwd_dist.observe.crossing import LightCone, Path
 from pmwd_dist.observe.healpix import nearest_pixel, neighbours, pixel_count
-from pmwd_dist.observe.passage import blocks_of, distance_at, images_of, passing, summed
+from pmwd_dist.observe.passage import blocks_of, distance_at, images_of, passing, product, summed
 from pmwd_dist.parallel.inputs import whole_number
 
 Assignment = Literal["bilinear", "nearest"]
@@ -30,7 +31,9 @@ Assignment = Literal["bilinear", "nearest"]
 class SphericalLightCone(shells.ShellLightCone):
     """HEALPix maps of mass shells on the past light cone, for `nbody(..., accumulate=...)`.
 
-    The box is repeated around the observer. A particle is assigned to pixels by its position at the moment when the
+    The box is repeated around the observer by shifts of its sides. With a seed, each repetition along the line of sight
+    has one of the 48 symmetries of a cube and a place of the observer of its own: structures don't recur behind each
+    other, and end between these shells. A particle is assigned to pixels by its position at the moment when the
     light cone passes it, which is solved for within each step. The accumulated masses, in units of a particle's, have
     shape (shells, 12 nside^2), by pixel in RING order, and are divided over devices along the pixels.
 
@@ -43,6 +46,7 @@ class SphericalLightCone(shells.ShellLightCone):
         or "nearest".
       shell_assignment: assignment of a mass to shells by its distance: "nearest" for one shell, or "linear" for two,
         with derivatives with respect to the distance (`Shells`).
+      seed: seed of the symmetries and places, from the second repetition on; default: those of the first one.
 
     Raises:
       ValueError: an argument is out of its range.
@@ -56,6 +60,7 @@ class SphericalLightCone(shells.ShellLightCone):
     nside: int
     observer: tuple[float, ...]
     assignment: Assignment
+    seed: int | None
 
     def __init__(
         self,
@@ -66,6 +71,7 @@ class SphericalLightCone(shells.ShellLightCone):
         observer: Sequence[float] | None = None,
         assignment: Assignment = "bilinear",
         shell_assignment: shells.Assignment = "nearest",
+        seed: int | None = None,
     ):
         super().__init__(config, edges, shell_assignment, assignment=assignment)
         nside = whole_number(nside, "nside", least=1)
@@ -76,7 +82,8 @@ class SphericalLightCone(shells.ShellLightCone):
         check_choice(assignment, "assignment", get_args(Assignment))
         object.__setattr__(self, "nside", nside)
         object.__setattr__(self, "observer", shells.checked_observer(observer, config.box_size))
-        images_of(self.edges, self.observer, config)  # not too many
+        object.__setattr__(self, "seed", None if seed is None else whole_number(seed, "seed"))
+        _images(self)  # not too many
 
     @property
     def spec(self) -> P:
@@ -93,11 +100,31 @@ class SphericalLightCone(shells.ShellLightCone):
         return mass / jnp.asarray(mean, mass.dtype)[:, None] - 1
 
 
+def _images(cone: SphericalLightCone) -> np.ndarray:
+    """Repetitions of the box, one a row: corner, range of distances, first and last shell, and symmetry."""
+    edges, box = np.asarray(cone.edges), cone.config.box_size
+    bounds = [edges[0], *cone.shells.nodes, edges[-1]]  # shells have shares between every other one
+    number = np.floor((edges[1:] + edges[:-1]) / (2 * min(box))).astype(int) * (cone.seed is not None)
+    rng, rows = np.random.default_rng(cone.seed), list[np.ndarray]()
+    for i in range(number[-1] + 1):
+        observer, symmetry = cone.observer, np.eye(3)
+        if i > 0:
+            observer, symmetry = rng.uniform(0, box).tolist(), rng.permutation(symmetry) * rng.choice([-1, 1], 3)
+        if len(indices := np.flatnonzero(number == i)):
+            span = bounds[indices[0]], bounds[indices[-1] + 2]
+            corners = images_of(span, observer, cone.config)
+            rest = np.array([*span, indices[0], indices[-1], *symmetry.ravel()])
+            rows += [np.concatenate([corner, rest]) for corner in corners]
+    shells.check_images(len(rows), cone.config)
+    return np.array(rows)
+
+
 def _maps(path: Path, light: LightCone, *, cone: SphericalLightCone) -> Array:
     """The local part of the maps."""
     dtype = path.start.dtype
-    images = jnp.asarray(images_of(cone.edges, cone.observer, cone.config), dtype)
-    blocks, first, spacing, wanted, lost = blocks_of(path, light, images, cone.config, cone.edges)
+    images = jnp.asarray(_images(cone), dtype)
+    ranges = images[None, :, 3], images[None, :, 4]
+    blocks, first, spacing, wanted, lost = blocks_of(path, light, images[:, :3], cone.config, ranges)
     corner = first.astype(dtype) * spacing[None]
 
     count, share = len(cone.edges) - 1, pixel_count(cone.nside) // cone.config.decomposition.size
@@ -117,19 +144,25 @@ def _piece(
     """Indices in the maps and masses, for one pass, of the particles of a block that the light cone passes."""
     (path, corner), (light, spacing) = block, shared
     dtype = path.start.dtype
-    sites, passed, s = stored(passing(path, corner + image, light, spacing))
+    sites, passed, s = stored(passing(path, corner + image[:3], light, spacing))
     where = sites, path, passed.astype(dtype)
     index, total_share = cone.shells.index_and_share(distance_at(where, s))
     seen = passed & (total_share > 0)
     index, total_share, direction = stored((index, total_share, jnp.where(seen[None], sites + path.at(s[None]), 1)))
+    if cone.seed is not None:
+        symmetry = image[7:].reshape(3, 3, 1, 1, 1)
+        direction = product(jnp.moveaxis(symmetry, 1, 0), direction[:, None])
     if cone.assignment == "nearest":
         pixels, mass = [nearest_pixel(cone.nside, jnp.moveaxis(direction, 0, -1))], [jnp.ones_like(s)]
     else:
         pixels, mass = neighbours(cone.nside, direction)
     indices, masses = [], []
     for shell, part in _shares(index, total_share, cone):
-        indices += [place(shell, jnp.where(seen, pixel, -1)) for pixel in pixels]
-        masses += [jnp.where(seen, part * share, 0) for share in mass]
+        in_map = seen
+        if cone.seed is not None:  # the other shells have repetitions of their own
+            in_map &= (shell >= image[5].astype(jnp.int32)) & (shell <= image[6].astype(jnp.int32))
+        indices += [place(shell, jnp.where(in_map, pixel, -1)) for pixel in pixels]
+        masses += [jnp.where(in_map, part * share, 0) for share in mass]
     return stored((jnp.stack(indices), jnp.stack(masses)))
 
 

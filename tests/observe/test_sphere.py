@@ -52,12 +52,16 @@ def epoch(a: Any, move: Any) -> Epoch:
 
 @pytest.fixture(scope="module")
 def crossings() -> tuple[np.ndarray, np.ndarray]:
+    return crossings_around(OBSERVER)
+
+
+def crossings_around(observer: Any) -> tuple[np.ndarray, np.ndarray]:
     """Distances and positions at which particles on straight lines in D1 are seen, each image found by bisection."""
     grid = np.linspace(0.955, 1.0, 2001)
     chi, D1 = np.asarray(pmd.comoving_distance(grid, TABLE)), np.asarray(TABLE.D1(grid))
     move, found = psi(), []
     for image in itertools.product(range(-4, 4), range(-5, 4), range(-3, 3)):
-        x = problems.lattice(MESH, BOX) + np.asarray(image) * np.asarray(BOX) - np.asarray(OBSERVER)
+        x = problems.lattice(MESH, BOX) + np.asarray(image) * np.asarray(BOX) - np.asarray(observer)
 
         def at(a: Any, x: Any = x) -> Any:
             return x + np.interp(a, grid, D1)[..., None] * move
@@ -96,10 +100,11 @@ def expected(crossings: tuple[np.ndarray, np.ndarray], assignment: str = "neares
     return maps
 
 
-def all_steps(pdims: tuple[int, int], assignment: Any = "nearest") -> Any:
+def all_steps(pdims: tuple[int, int], assignment: Any = "nearest", seed: int | None = None) -> Any:
     """A function of the displacements that gives a sum of the maps, the maps, and the gradient of the sum."""
     config = pmd.Config(BOX, MESH, a_start=STEPS[0], decomposition=pmd.Decomposition(pdims=pdims))
-    cone = pmd.observe.SphericalLightCone(config, EDGES, NSIDE, observer=OBSERVER, shell_assignment=assignment)
+    options: Any = {"observer": OBSERVER, "shell_assignment": assignment, "seed": seed}
+    cone = pmd.observe.SphericalLightCone(config, EDGES, NSIDE, **options)
     weight = jnp.asarray(np.random.default_rng(1).standard_normal((len(EDGES) - 1, 12 * NSIDE**2)))
 
     @jax.jit
@@ -137,10 +142,17 @@ def test_gradients_of_maps_are_those_of_differences(single_device: Any) -> None:
 
 
 @pytest.mark.slow
-def test_shells_share_a_mass_by_its_distance_on_pencils(crossings: Any) -> None:
-    run, move = all_steps((2, 2), "linear"), psi()
+@pytest.mark.parametrize("seed", [None, 1])
+def test_shells_share_a_mass_by_its_distance_on_pencils(seed: int | None, crossings: Any) -> None:
+    """With a seed the last two shells, beyond the first repetition, have places and symmetries of their own."""
+    run, move = all_steps((2, 2), "linear", seed), psi()
     _, maps, gradient = run(move)
-    np.testing.assert_allclose(maps, expected(crossings, "linear"), rtol=0, atol=1e-4)
+    shells, rng = expected(crossings, "linear"), np.random.default_rng(seed)
+    for i in (1, 2) if seed else ():
+        observer, symmetry = rng.uniform(0, BOX), rng.permutation(np.eye(3)) * rng.choice([-1, 1], 3)
+        x, positions = crossings_around(observer)
+        shells[i] = expected((x, positions @ symmetry.T), "linear")[i]
+    np.testing.assert_allclose(maps, shells, rtol=0, atol=1e-4)
     assert maps.addressable_shards[0].data.shape == (3, 12 * NSIDE**2 // 4)
     along, size = problems.smooth_field(np.random.default_rng(2), MESH)[..., None] * move, 1e-7
     difference = (run(move + size * along)[0] - run(move - size * along)[0]) / (2 * size)
@@ -165,6 +177,7 @@ def test_lensing_on_the_sphere_weighs_the_shells() -> None:
         ({"edges": (0.0, 5000.0)}, r"take \d+ repetitions of a box of 40 x 40 x 60 Mpc/h, more than 20000"),
         ({"assignment": "cubic"}, "must be 'bilinear' or 'nearest'"),
         ({"shell_assignment": "cubic"}, "shell_assignment='cubic' must be 'linear' or 'nearest'"),
+        ({"seed": -1}, "seed=-1 must be a whole number, 0 or more"),
         ({"nside": 0}, "nside=0 must be a whole number, 1 or more"),
     ],
 )

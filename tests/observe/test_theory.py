@@ -149,6 +149,29 @@ def test_limber_power_is_the_integral():
     np.testing.assert_array_equal(pairs[0, 1], pairs[1, 0])
 
 
+@pytest.mark.parametrize("sky", ["flat", "sphere"])
+def test_matter_of_a_shell_has_one_weight_and_on_planes_one_distance(sky: str):
+    """Pixels are so fine, and waves so well resolved, that these are the only windows."""
+    config, edges, ell = pmd.Config(500.0, 1024), (400.0, 800.0, 1200.0), np.array([100.0, 500.0])
+    cone: Any = pmd.observe.SphericalLightCone(config, edges, 8192)
+    if sky == "flat":
+        cone = pmd.observe.FlatSkyLightCone(config, edges, pixels=1 << 15)
+    found = pmd.observe.limber_power(ell, power, EinsteinDeSitter, edges, 0.7, cone=cone)
+    weights = np.asarray(pmd.observe.lensing_weights(edges, EinsteinDeSitter, 0.7))
+    dimensions = 1 if sky == "flat" else 3
+    expected = np.zeros(2)
+    for weight, low, high in zip(weights, edges[:-1], edges[1:], strict=True):
+        x = np.linspace(low, high, 2001)
+        share = weight * dimensions * x ** (dimensions - 1) / (high**dimensions - low**dimensions)
+        distance = np.full_like(x, (low + high) / 2) if sky == "flat" else x
+        growth = (1 - x / (2 * 2997.92458)) ** 2
+        values = (share * growth / distance) ** 2 * power((ell[:, None] + 0.5) / distance)
+        expected += np.trapezoid(values, x)
+    np.testing.assert_allclose(found, expected, rtol=1e-3 if sky == "flat" else 3e-3)
+    thin = pmd.observe.limber_power(ell, power, EinsteinDeSitter, edges, 0.7)
+    assert np.abs(thin / expected - 1).max() > 0.02
+
+
 def test_alignments_have_the_power_of_their_sources():
     """C_l of a strong alignment of a smooth n(z) is an integral over n(z)."""
     z = np.linspace(0.3, 0.7, 201)

@@ -157,7 +157,9 @@ class LightCone(Output):
         le=90,
     )
     rays: int = about("rays along each side of the field of view", 256, ge=4, le=1 << 15)
-    shift: bool = about("shift each repetition of the box at random on a flat sky, for the lensing", True)
+    shift: bool = about(
+        "shift each repetition of the box at random, for the lensing; on a sphere also rotate or mirror it", True
+    )
     nside: int = about("pixels along the side of a HEALPix base pixel, of a sphere", 128, ge=1, le=1 << 13)
 
     def problems(self, box: Any) -> Iterator[str]:
@@ -188,8 +190,8 @@ class LightCone(Output):
         """Largest redshift of each map."""
         return [float(np.max(x[0] if isinstance(x, tuple) else x)) for x in self.lensed]
 
-    def build(self, config: Config, cosmo: Cosmology, assignment: Assignment) -> ShellLightCone:
-        """The light cone of these keys.
+    def build(self, config: Config, cosmo: Cosmology, assignment: Assignment, seed: int) -> ShellLightCone:
+        """The light cone of these keys, with a seed of shifts on a sphere.
 
         Raises:
           ArgumentError: an argument out of its range, or shells or sources beyond the time span.
@@ -201,9 +203,8 @@ class LightCone(Output):
             raise ArgumentError(name, farthest, constraint, "use nearer sources, or an earlier time.a_start")
         edges = self.edges or _default_edges(max(farthest), table, config)
         if self.sky == "sphere":
-            cone: ShellLightCone = SphericalLightCone(
-                config, edges, self.nside, observer=self.observer, shell_assignment=assignment
-            )
+            options: Any = {"observer": self.observer, "seed": seed if self.shift else None}
+            cone: ShellLightCone = SphericalLightCone(config, edges, self.nside, shell_assignment=assignment, **options)
         else:
             cone = self._flat(config, edges, assignment)
         cone.check(table)

@@ -75,11 +75,12 @@ def build(settings: Settings) -> SimulationSetup:
         raise SettingsError([f"start.snapshot: {message(error)}"]) from error
     try:
         section = settings.observe.light_cone
-        cone = None if section is None else section.build(config, cosmo, settings.shell_assignment)
+        seed = settings.noise.seed
+        cone = None if section is None else section.build(config, cosmo, settings.shell_assignment, seed)
     except ArgumentError as error:
         raise SettingsError([_cone_problem(error)]) from error
     kind = NoiseKind(*(getattr(settings.noise, name) for name in NoiseKind._fields))
-    f_nl, seed = settings.cosmology.f_nl or None, settings.noise.seed
+    f_nl = settings.cosmology.f_nl or None
     return SimulationSetup(
         config, cosmo, settings.time.solver, power, seed, cone, kind, f_nl, start=start, potential_factor=correction
     )
