@@ -115,7 +115,7 @@ def test_calls_that_the_package_does_not_make_are_errors(attributes: dict[str, A
 
 
 def test_coordinates_are_three_a_point_in_a_row() -> None:
-    if (find := native.friends_of_friends()) is None:
+    if (find := native.function("friends_of_friends")) is None:
         pytest.skip("the native ops are not installed")
     for coordinates in (np.zeros((4, 6))[:, ::2], np.zeros(7), np.zeros((2, 2), np.float32)):
         with pytest.raises(ValueError, match="coordinates must be contiguous, three a point"):
