@@ -74,8 +74,9 @@ pmd.plot.planes([("counts", counts.sum(2)), ("selection", selection.mean(2))], c
 # %% [markdown]
 # ## Posterior
 #
-# The model predicts the counts by Lagrangian perturbation theory, in the parameters that have a prior. Chains start far
-# apart, are tuned together, and draw the initial noise with the parameters.
+# Counts are Poisson numbers around $\bar n\, S\, (1 + \delta_g)$, with the selection S and a density of galaxies
+# $\delta_g$ from Lagrangian perturbation theory. Chains start far apart, are tuned together, and draw the initial noise
+# with all parameters that have a prior.
 
 # %%
 model = infer.Model(
