@@ -24,6 +24,7 @@ import numpy as np
 from pmwd_dist._files import atomic_write, free_space, message, read_text, remove
 from pmwd_dist._jax.profile import recording
 from pmwd_dist._memory import size
+from pmwd_dist.io.arrays import fingerprint
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, from_main, raise_on_all_processes
 from pmwd_dist.pm.status import SimulationError
@@ -33,6 +34,7 @@ from pmwd_dist.run.common.control import Interrupted, StopRequest, stop_requests
 from pmwd_dist.run.common.fingerprint import identity
 from pmwd_dist.run.common.folder import (
     CONFIG,
+    ROWS,
     Event,
     Listener,
     StartError,
@@ -47,7 +49,8 @@ from pmwd_dist.run.settings import SettingsError, to_toml
 from pmwd_dist.run.settings.columns import SettingsTable, read_settings_table
 from pmwd_dist.run.simulation.job import SimulationJob
 
-BASE, TABLE, SUMMARY, ROWS = "base.toml", "table.csv", "summary.h5", "rows"
+BASE, TABLE, SUMMARY = "base.toml", "table.csv", "summary.h5"
+_SETTINGS = "settings of all rows"  # their digest, in the identity of the folder
 _BAD = ("failed", "damaged")  # ends of rows with a reason
 _CLAIMS = ("taken", "done", "new", "begun")  # by another program, and by nobody
 _TABLES_SIZE = 1_000_000  # of the small files of a row [bytes]
@@ -67,7 +70,13 @@ class Ensemble:
 
     @classmethod
     def of_folder(cls, folder: Path, overrides: Sequence[str] = ()) -> Ensemble:
-        """The ensemble of a folder, with other values of some keys."""
+        """The ensemble of a folder, with other values of some keys.
+
+        Raises:
+          ValueError: the folder is of no ensemble, or its settings were edited.
+        """
+        if manifest.identity(folder).get(_SETTINGS) != _digest(folder):
+            raise ValueError(f"{folder}: {BASE} or {TABLE} has changed since its rows began; set it back")
         return cls(read_settings_table(folder / BASE, folder / TABLE, overrides, replace=True), folder)
 
     def row(self, i: int) -> Path:
@@ -77,6 +86,11 @@ class Ensemble:
     def job(self, i: int) -> SimulationJob:
         """The run of a row; SettingsError if it does not fit the devices or the files."""
         return SimulationJob.of(self.table.rows[i], self.row(i))
+
+
+def _digest(folder: Path) -> str:
+    """Digest of the settings in a folder."""
+    return fingerprint([read_text(folder / name, own=True) for name in (BASE, TABLE)])
 
 
 def is_ensemble(folder: Path) -> bool:
@@ -108,7 +122,8 @@ def prepare_ensemble(ensemble: Ensemble) -> None:
                 _check_rows(ensemble)
                 if (folder / manifest.NAME).is_file():  # of a program that was killed here
                     manifest.remove_files(folder)
-                manifest.create(folder, identity(ensemble.job(0)), [*texts, SUMMARY])
+                own = identity(ensemble.job(0)) | {_SETTINGS: fingerprint(list(texts.values()))}
+                manifest.create(folder, own, [*texts, SUMMARY])
                 (folder / ROWS).mkdir(exist_ok=True)
                 for name, text in texts.items():  # the table last: it makes the folder one of an ensemble
                     with atomic_write(folder / name) as aside:
@@ -165,6 +180,7 @@ def run_ensemble(
         with start_errors():
             if distributed.is_main():
                 kept = manifest.identity(ensemble.folder)
+                del kept[_SETTINGS]
                 check_identity(ensemble.job(0), kept, ensemble.folder, "this ensemble")
         worker = _Worker(ensemble, listener, stop, None if time_limit is None else profile.began + time_limit, retry)
         rows: Sequence[int] = range(len(ensemble.table.rows))

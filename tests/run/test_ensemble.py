@@ -303,10 +303,19 @@ def test_another_table_does_not_join(files: list[Path | str], monkeypatch, capsy
         other.setattr("pmwd_dist.run.common.fingerprint._precision", lambda: "float16")
         with pytest.raises(StartError, match='precision = "float16": this ensemble has "float64"'):
             run_ensemble(Ensemble.of_folder(Path(files[-1])), Events())
+    assert command("run", files[1], "--output", files[-1], "--overwrite") == 2
+    table = Path(files[-1]) / "table.csv"
+    table.write_text(table.read_text().replace("0.35", "0.36"))  # of a row that may be finished
+    assert [command(name, files[-1]) for name in ("resume", "report", "doctor")] == [2, 2, 2]
+    table.write_text(table.read_text().replace("0.36", "0.35"))
     Path(files[2]).write_text(TABLE.replace("0.35", "0.36"))
     assert command(*files) == 2
     assert command(*files[:-1], Path(files[-1]).parent) == 2
-    first, second, third = capsys.readouterr().err.splitlines()
+    first, run, *changed, second, third = capsys.readouterr().err.splitlines()
     assert "would change the results" in first
+    assert "out: the folder of an ensemble; choose another --output" in run
+    assert (
+        changed == [f"pmwd-dist: {files[-1]}: base.toml or table.csv has changed since its rows began; set it back"] * 3
+    )
     assert "has other rows or settings; choose another --output" in second
     assert "not empty, and not the folder of an ensemble" in third

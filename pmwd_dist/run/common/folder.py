@@ -23,6 +23,7 @@ from pmwd_dist.run.settings import to_toml
 
 CONFIG = "config.toml"
 RUN, LOG, REPORT = "run.json", "log.jsonl", "report.html"
+ROWS = "rows"  # folder of the runs of an ensemble
 _COPIES = {"cosmology": ("linear_power", "linear_power.txt"), "force": ("correction", "force.json")}  # of files, by key
 
 
@@ -45,6 +46,8 @@ def prepare_folder(job: Plan, *, overwrite: bool = False) -> None:
                 raise ValueError(f"{folder}: is a file; choose another --output")
             if _content(folder) and manifest.NAME not in _content(folder):
                 raise ValueError(f"{folder}: not empty, and not the folder of a run; choose another --output")
+            if (folder / ROWS).is_dir():
+                raise ValueError(f"{folder}: the folder of an ensemble; choose another --output")
             folder.mkdir(parents=True, exist_ok=True)
             with folder_lock(folder):
                 _check_content(job, overwrite=overwrite)
