@@ -54,7 +54,9 @@ def measure_halos(path: Path, output: Path | None, length_unit: str | None, **op
     """
     files = snapshot_files(path)
     output = path.with_name(f"{path.stem}_halos.hdf5") if output is None else output
-    check_outputs(files, output, output.with_suffix(".csv"))
+    if (table := output.with_suffix(".csv")) == output:
+        raise ArgumentError("--output", str(output), "is the name of the mass function", "use .hdf5")
+    check_outputs(files, {output: "halo_id", table: "dn/dlnM"})
     header = read_header(files, length_unit)
     count, volume = (*header.counts, 0, 0)[_DARK], math.prod(header.box_size)
     if not count:
@@ -84,8 +86,8 @@ def measure_halos(path: Path, output: Path | None, length_unit: str | None, **op
     halos = with_masses(halos, rows, places, matter, E)
     halos.save(output)
     if distributed.is_main():
-        write_table(output.with_suffix(".csv"), halo_table(halos, "200m", f"z = {about['z']:.4g}"))
-    return [*filter(None, notes), f"{len(halos)} halos", f"wrote {output}", f"wrote {output.with_suffix('.csv')}"]
+        write_table(table, halo_table(halos, "200m", f"z = {about['z']:.4g}"))
+    return [*filter(None, notes), f"{len(halos)} halos", f"wrote {output}", f"wrote {table}"]
 
 
 def _mass(files: list[Path], header: SnapshotHeader) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._files import open_regular
 from pmwd_dist.config import Config
 from pmwd_dist.io.snapshot.header import SnapshotHeader, read_header, snapshot_files
 from pmwd_dist.io.snapshot.matter import Matter, lattice_of, matter_notes, paint_matter
@@ -17,6 +18,8 @@ from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
 from pmwd_dist.report.tables import write_table
 from pmwd_dist.run.outputs.power import spectrum_table
+
+_BEGINNING = 1 << 16  # bytes of a result that hold its kind
 
 
 def measure_snapshot(
@@ -33,7 +36,7 @@ def measure_snapshot(
     """
     files = snapshot_files(path)
     output = path.with_name(f"{path.stem}_power.csv") if output is None else output
-    check_outputs(files, output)
+    check_outputs(files, {output: "k [h/Mpc],"})
     try:
         header = read_header(files, length_unit)
         config = _config(path, header, mesh)
@@ -47,13 +50,20 @@ def measure_snapshot(
     return [_particles_line(matter), f"wrote {output}"], matter_notes(matter, types, files[0], "--length-unit")
 
 
-def check_outputs(files: Sequence[Path], *outputs: Path) -> None:
-    """Raise ArgumentError if a result would replace a file of the snapshot, or another result."""
-    for path in outputs:
+def check_outputs(files: Sequence[Path], outputs: Mapping[Path, str]) -> None:
+    """Raise ArgumentError if a result would replace a file of the snapshot, or one of another kind.
+
+    Args:
+      files: files of the snapshot.
+      outputs: paths of results, and a text near the beginning of each earlier one.
+    """
+    for path, mark in outputs.items():
         if path.exists() and any(map(path.samefile, files)):
             raise ArgumentError("--output", str(path), "is a file of the snapshot", "use another name")
-    if len({*outputs}) < len(outputs):
-        raise ArgumentError("--output", str(outputs[0]), "is the name of the mass function", "use .hdf5")
+        if path.exists():
+            with open_regular(path) as file:
+                if mark.encode() not in file.read(_BEGINNING):
+                    raise ArgumentError("--output", str(path), "is a file of another kind", "use another name")
 
 
 def _particles_line(matter: Matter) -> str:

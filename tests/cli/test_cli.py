@@ -7,6 +7,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -228,6 +229,12 @@ def test_halos_of_a_snapshot(cli: Cli, tmp_path: Path):
     (alias := tmp_path / "alias.hdf5").symlink_to(path)
     fails(cli("halos", path, "--output", alias), "alias.hdf5' is a file of the snapshot; use another name")
     fails(cli("halos", path, "--output", "halos.csv"), "'halos.csv' is the name of the mass function; use .hdf5")
+    assert cli("halos", path)[0] == 0  # a result is replaced by another one, and no other file is
+    (other := tmp_path / "own.csv").write_text("mass\n1\n")
+    fails(cli("halos", path, "--output", other.with_suffix(".hdf5")), "own.csv' is a file of another kind; use another")
+    shutil.copy(path, copy := tmp_path / "copy.hdf5")
+    fails(cli("halos", path, "--output", copy), "copy.hdf5' is a file of another kind; use another name")
+    fails(cli("power", path, "--output", other), "own.csv' is a file of another kind; use another name")
     fails(cli("halos", path, "--linking-length", 3), "--linking-length=3.0 must be a finite number from 0.05 to 1")
     with h5py.File(path, "a") as file:
         file["Header"].attrs["BoxSize"] /= 2
