@@ -24,6 +24,8 @@ def test_one_version_everywhere():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     headings = re.findall(r"^## (\d\S*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert {PROJECT["version"], WORKSPACE["version"], citation["version"], headings[0]} == {PROJECT["version"]}
+    major, minor, _ = map(int, PROJECT["version"].split("."))
+    assert f"jaxdecomp-ops>={major}.{minor},<{major}.{minor + 1};" in PROJECT["optional-dependencies"]["native"][0]
     assert {PROJECT["license"], WORKSPACE["license"], citation["license"]} == {"Apache-2.0"}
 
 
