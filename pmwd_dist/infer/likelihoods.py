@@ -178,7 +178,10 @@ def template_warnings(likelihood: Likelihood, priors: Mapping[str, Any]) -> list
             found.append(
                 f"template {name}: changes predictions by {most:.2g} times; narrow its prior, or scale its field"
             )
-        unit = field / (rms * math.sqrt(field.size)) if rms > 0 else field
+        if rms == 0:
+            found.append(f"template {name}: is 0 wherever there are data; leave it out")
+            continue
+        unit = field / (rms * math.sqrt(field.size))
         same = [other for other, x in units.items() if abs(np.vdot(x, unit)) > 1 - 1e-6]
         found += [f"template {name}: is {other} up to a factor; leave one of them out" for other in same]
         units[name] = unit

@@ -431,6 +431,7 @@ def test_masked_arrays_of_numpy_are_refused(call: Any, name: str, config: pmd.Co
     ("templates", "message"),
     [
         ({"x": 1e6 * FRONT}, "template x: changes predictions by .* times; narrow its prior, or scale its field"),
+        ({"x": 0 * FRONT}, "template x: is 0 wherever there are data; leave it out"),
         ({"x": FRONT, "y": -2 * FRONT}, "template y: is x up to a factor; leave one of them out"),
     ],
 )

@@ -74,6 +74,7 @@ WRONG = {
         "likelihood.k_max=0.3",
     ],
     r"likelihood.k_max = 0.1: leaves no mode of a .* use more than 0.1047 h/Mpc": ["likelihood.k_max=0.1"],
+    "priors.b1 = .* has a wrong mean: must be 0, or of a size from": ['priors.b1={kind="normal",mean=1e30,sd=1.0}'],
     r"likelihood.k_max = 3.0: is beyond the Nyquist wavenumber, 0.2\d* h/Mpc; leave it out": ["likelihood.k_max=3.0"],
     "likelihood.slope = -50: must be -1 or more": ["likelihood.slope=-50"],
     "likelihood.dispersion = 1e\\+30: must be 100 or less": ["likelihood.dispersion=1e30"],

@@ -82,9 +82,8 @@ def _prior(value: object) -> object:
             table.build(i)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise ValueError(
-            f"has a wrong {first['loc'][0] if first['loc'] else 'value'}: {first['msg'].lower()}"
-        ) from error
+        reason = first["msg"].lower().removeprefix("value error, ")
+        raise ValueError(f"has a wrong {first['loc'][0] if first['loc'] else 'value'}: {reason}") from error
     except ArgumentError as error:
         raise ValueError(f"has {error.argument} = {toml_value(error.value)}, which {error.reason}") from error
     return table
