@@ -113,6 +113,22 @@ def test_overwrite_removes_what_the_manifest_names(run: SimulationJob):
     assert {(folder / path).read_text() for path in FOREIGN} == {"mine"}
 
 
+def test_files_that_a_run_needs_are_not_overwritten(run: SimulationJob):
+    put(run.folder, "noise.npy")
+    noise = run.settings.noise.model_copy(update={"file": str(run.folder / "noise.npy")})
+    needy = replace(run, settings=run.settings.model_copy(update={"noise": noise}))
+    prepare_folder(needy, overwrite=True)  # somebody's own file, which stays
+    manifest.claim(run.folder, [])
+    path = run.folder / "manifest.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"files": [*content["files"], "noise.npy"]}))
+    with pytest.raises(
+        ValueError, match=r"noise.file: names a file of .*, which --overwrite would remove; use another"
+    ):
+        prepare_folder(needy, overwrite=True)
+    assert (run.folder / "noise.npy").exists()
+
+
 def test_a_folder_that_is_not_a_run_s_is_not_touched(run: SimulationJob, tmp_path: Path):
     foreign = replace(run, folder=tmp_path / "foreign")
     put(foreign.folder, *FOREIGN, "config.toml", "run.json")

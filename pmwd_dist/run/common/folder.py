@@ -66,6 +66,12 @@ def _check_content(job: Plan, *, overwrite: bool) -> None:
         return
     if not overwrite:
         raise ValueError(f"{folder}: not empty; use --overwrite, another --output, or `pmwd-dist resume {folder}`")
+    of_run = {folder.resolve(), *((folder / name).resolve() for name in manifest.files(folder))}
+    copied = {f"{section}.{key}" for section, (key, _) in _COPIES.items()}
+    for key, value in job.settings.values().items():
+        named = [x.partition(":/")[0] for x in (value if isinstance(value, list) else [value]) if isinstance(x, str)]
+        if key not in copied and any(Path(name).resolve() in of_run for name in named if name):
+            raise ValueError(f"{key}: names a file of {folder}, which --overwrite would remove; use another --output")
     manifest.check_free(folder, [CONFIG, RUN, LOG, REPORT, *(name for _, name in _COPIES.values()), *job.files])
 
 
