@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from processes import mpirun
 
 import pmwd_dist as pmd
 from pmwd_dist import infer
@@ -322,3 +325,41 @@ def test_noise_follows_the_number_of_galaxies_in_a_pixel(one_device: Any) -> Non
 def test_wrong_arguments_are_refused(one_device: Any, make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(one_device[0].model.forward)
+
+
+@eqx.filter_jit
+def chains(of_maps: infer.Posterior, position: Any, keys: Any) -> Any:
+    """Log densities and parameters of chains of MCLMC, step by step."""
+
+    def step(state: Any, key: Any) -> Any:
+        state, _ = infer.mclmc.step(key, state, of_maps.logdensity, step_size=0.5, L=5.0)
+        return state, (state.logdensity, state.position["parameters"]["sigma8"])
+
+    def one(key: Any) -> Any:
+        return jax.lax.scan(step, infer.mclmc.init(key, position, of_maps.logdensity), jax.random.split(key, 6))[1]
+
+    return jax.vmap(one)(keys)
+
+
+def main() -> None:
+    """Under mpirun: two chains of a light cone that is divided over two processes."""
+    pmd.distributed.initialize()
+    found = pmd.distributed.to_host(chains(*posterior(maps((2, 1))), jax.random.split(jax.random.key(3), 2)))
+    if pmd.distributed.is_main():
+        print(json.dumps(np.asarray(found).tolist()))
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+@pytest.mark.timeout(400)
+def test_chains_of_two_processes_are_those_of_one(tmp_path: Path, one_device: Any) -> None:
+    done = mpirun(2, tmp_path, __file__, limit=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    expected = chains(*one_device, jax.random.split(jax.random.key(3), 2))
+    assert np.ptp(expected[1]) > 0.1
+    np.testing.assert_allclose(found, expected, rtol=1e-8)
+
+
+if __name__ == "__main__":
+    main()

@@ -123,8 +123,9 @@ def test_check_warns_of_shells_that_end_before_the_sources(tmp_path: Path) -> No
     file = tmp_path / "a.toml"
     text = "[box]\nsize = 128\nmesh = 8\n[devices]\npdims = [1, 1]\n[observe.light_cone]\nsources = [0.05, 0.2]\n"
     file.write_text(text + "edges = [0, 200]\nrays = 4\nfield = 5.0\n")
-    (warning,) = (x for x in SimulationJob.of(read(file), tmp_path / "out").check() if "growth" not in x)
-    assert warning.startswith("warning: observe.light_cone.edges: shells of 0 to 200 Mpc/h leave out ")
+    short, thick = (x for x in SimulationJob.of(read(file), tmp_path / "out").check() if "growth" not in x)
+    assert short.startswith("warning: observe.light_cone.edges: shells of 0 to 200 Mpc/h leave out ")
+    assert thick.startswith("warning: observe.light_cone.edges: a shell is thicker than the box")
 
 
 def test_scales_that_a_likelihood_compares_are_converged_or_warned_of() -> None:

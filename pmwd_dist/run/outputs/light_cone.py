@@ -232,10 +232,13 @@ class LightCone(Output):
         return {"field": side, "pixels": self.rays, "offsets": random_offsets(cone, seed) if self.shift else None}
 
     def warnings(self, simulation: SimulationSetup) -> list[str]:
-        """Warnings about sources for which the shells leave out a part of the lensing weight."""
+        """Warnings about thick shells, and sources for which they leave out a part of the lensing weight."""
         cone: Any = simulation.light_cone
         found = (coverage_warning(cone, growth_table(simulation.cosmo), z) for z in self.lensed)
-        return [f"observe.light_cone.edges: {text}" for text in found if text is not None]
+        texts = [text for text in found if text is not None]
+        if isinstance(cone, FlatSkyLightCone) and np.diff(cone.edges).max() > cone.config.box_size[cone.along] * 1.001:
+            texts.append("a shell is thicker than the box, whose structures add up in it; use shells of half a box")
+        return [f"observe.light_cone.edges: {text}" for text in texts]
 
     def description(self, simulation: SimulationSetup) -> str:
         """Number and distances of the shells, and the loss of large scales."""
