@@ -89,7 +89,8 @@ def test_wrong_commands_and_huge_requests_fail(cli: Cli, file: Path):
     assert cli("--version") == (0, f"pmwd-dist {pmd.__version__}\n", "")
 
 
-SHORT = [x for key in ("box.mesh=4", "time.steps=1", "time.lpt_order=1", "devices.pdims=[1,1]") for x in ("--set", key)]
+SHORT = ["box.mesh=4", "time.steps=1", "time.lpt_order=1", "devices.pdims=[1,1]", "output.figures=false"]
+SHORT = [x for key in SHORT for x in ("--set", key)]
 
 
 def test_the_program_sets_options_of_jax_whatever_the_environment_says(cli: Cli, file: Path):

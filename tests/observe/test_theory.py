@@ -94,7 +94,7 @@ def test_bins_without_modes_have_no_mean() -> None:
     np.testing.assert_array_equal(np.isnan(found.ell), empty)
     np.testing.assert_array_equal(np.isnan(found.power), empty)
 
-    config = pmd.Config(2 * np.pi, 16)
+    config = pmd.Config(2 * np.pi, 16, decomposition=(1, 1))
     field = np.random.default_rng(1).normal(size=(16,) * 3)
     edges = (0.9, 1.1, 1.2, 1.3, 1.5)  # modes at k = 1 and 2^(1/2)
 
@@ -134,7 +134,7 @@ def test_limber_power_is_the_integral():
     np.testing.assert_allclose(spread, expected, rtol=2e-3)
 
     longest, few = (3 / (4 * np.pi)) ** (1 / 3) * 2 * np.pi / 500, np.array([3.0, 6.0])
-    cone = pmd.observe.SphericalLightCone(pmd.Config(500.0, 8), (0.0, chi), 1)
+    cone = pmd.observe.SphericalLightCone(pmd.Config(500.0, 8, decomposition=(1, 1)), (0.0, chi), 1)
     ends = [[quad(integrand, low, chi, (value,))[0] for low in (1e-3, (value + 0.5) / longest)] for value in few]
     lost = share_beyond_box(few, power, EinsteinDeSitter, cone)
     np.testing.assert_allclose(lost, [part / whole for whole, part in ends], rtol=0.02)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from unittest.mock import MagicMock
 
 import pytest
@@ -15,8 +16,21 @@ from pmwd_dist.run.inference.memory import InferenceMemory
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty files for figures, which take longer than all the rest of a small run."""
-    monkeypatch.setattr(drawing, "draw", lambda figures: None)
-    monkeypatch.setattr(drawing, "write", lambda path, read: path.touch())
+    leave_out_figures(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def no_figures_of_module() -> Iterator[None]:
+    """The same for all runs of a module, also those of its fixtures."""
+    with pytest.MonkeyPatch.context() as patch:
+        leave_out_figures(patch)
+        yield
+
+
+def leave_out_figures(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(drawing, "start", lambda: None)
+    patch.setattr(drawing, "draw", lambda figures: None)
+    patch.setattr(drawing, "write", lambda path, read: path.touch())
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -20,6 +21,8 @@ from test_settings import MINIMAL, problems
 import pmwd_dist as pmd
 from pmwd_dist.io import checkpoint
 from pmwd_dist.pm.status import SimulationError
+from pmwd_dist.report import drawing
+from pmwd_dist.report.drawing import write
 from pmwd_dist.report.tables import read_table
 from pmwd_dist.run.common import manifest, resources
 from pmwd_dist.run.common.control import Interrupted
@@ -28,6 +31,7 @@ from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.outputs.fields import Fields
 from pmwd_dist.run.outputs.halos import Halos, fit_of
 from pmwd_dist.run.outputs.light_cone import random_offsets
+from pmwd_dist.run.outputs.registry import redraw
 from pmwd_dist.run.settings import SettingsError
 from pmwd_dist.run.simulation.job import SimulationJob
 
@@ -56,7 +60,7 @@ ALL = (
 MASK = (np.random.default_rng(0).random((8, 8, 8)) > 0.3).astype(np.float32)
 NZ = np.array([[0.03, 0.04, 0.05, 0.06], [1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 2.0, 0.0]])
 SKY = (np.arange(12) < 8) * 0.5
-pytestmark = pytest.mark.usefixtures("no_figures")
+pytestmark = pytest.mark.usefixtures("no_figures_of_module")
 TABLES = ("multipoles", "galaxies", "bispectrum", "cross", "pdf", "halos")
 
 
@@ -66,8 +70,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path) -> SimulationJob:
-    """A run from beginning to end, with all figures, which names each output that takes long."""
+def whole(folder: Path, no_figures_of_module: None) -> SimulationJob:
+    """A run from beginning to end, which names each output that takes long."""
     plan, named = make(with_mask(folder) / "whole", *ALL), set[str]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Log, "naming", lambda _, what: nullcontext(named.add(what)))
@@ -101,6 +105,15 @@ def test_files_are_complete_and_named(whole: SimulationJob):
     expected |= {f"fields_z0.000.{kind}" for kind in ("hdf5", "npz", "png")}
     assert expected <= names
     assert expected <= set(manifest.files(whole.folder))
+
+
+@pytest.mark.slow
+def test_figures_are_drawn_from_the_files(whole: SimulationJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(drawing, "write", write)
+    folder = Path(shutil.copytree(whole.folder, tmp_path / "run"))
+    drawn = redraw(folder)
+    assert {path.name for path in drawn} >= {path.name for path in folder.glob("*.png")}
+    assert all(path.stat().st_size > 10_000 for path in drawn)
 
 
 def stopped(folder: Path) -> Path:

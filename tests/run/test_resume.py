@@ -21,9 +21,11 @@ from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.common.lock import folder_lock
 from pmwd_dist.run.simulation.job import SimulationJob
 
+pytestmark = pytest.mark.usefixtures("no_figures_of_module")
+
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> SimulationJob:
+def stopped(tmp_path_factory: pytest.TempPathFactory, no_figures_of_module: None) -> SimulationJob:
     """The plan of a run that was interrupted after its third step of four, with an output after the second."""
     folder = tmp_path_factory.mktemp("stopped")
     linear_power(folder / "p.txt")
@@ -108,7 +110,6 @@ def test_another_version_or_precision_does_not_resume(stopped: SimulationJob, mo
     assert re.fullmatch('version = "99.0": .* has ".*"; install that version of pmwd-dist, or .*', version)
 
 
-@pytest.mark.usefixtures("no_figures")
 def test_devices_outputs_to_come_and_checkpoints_may_change(copied: Path):
     changed = ("devices.pdims=[2, 1]", "output.redshifts=1", "output.snapshot=gadget", "output.checkpoint_every=1")
     execute(resumed(copied, *changed), Events(), resume=True)
@@ -116,7 +117,6 @@ def test_devices_outputs_to_come_and_checkpoints_may_change(copied: Path):
     assert checkpoint.latest(copied) is None
 
 
-@pytest.mark.usefixtures("no_figures")
 def test_set_obeys_the_rule_of_the_file(copied: Path, capsys: pytest.CaptureFixture[str]):
     for override, words in (
         ("box.size=64", "--set box.size=64: would change the results of the run; start a new one in another folder"),
