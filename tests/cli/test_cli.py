@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import foreign_snapshots
 import h5py
@@ -45,6 +46,14 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
         return int(ended.value.code or 0), out, err
 
     return run
+
+
+PROGRAM = [sys.executable, "-m", "pmwd_dist"]
+
+
+def process(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own."""
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
 @pytest.fixture
@@ -115,18 +124,13 @@ def test_templates_can_be_run(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monk
     """As they are checked; no gradients are compiled to tell the memory, which `test_memory` tests."""
     nothing = InferenceMemory(0, 0, 0)
     monkeypatch.setattr("pmwd_dist.run.inference.plan.inference_memory", lambda *_: nothing)
-    code, out, err = cli("template")
-    assert (code, err) == (0, "")
-    (tmp_path / "t.toml").write_text(out)
-    code, out, err = cli("check", tmp_path / "t.toml")
-    assert code == 0, err
-    assert "128^3 cells" in out
-    code, out, err = cli("template", "--infer")
-    assert (code, err) == (0, "")
-    (tmp_path / "t.toml").write_text(out)
-    code, out, err = cli("check", tmp_path / "t.toml")
-    assert code == 0, err
-    assert "parameters  sigma8" in out
+    for options, words in (((), "128^3 cells"), (("--infer",), "parameters  sigma8")):
+        code, out, err = cli("template", *options)
+        assert (code, err) == (0, "")
+        (tmp_path / "t.toml").write_text(out)
+        code, out, err = cli("check", tmp_path / "t.toml")
+        assert code == 0, err
+        assert words in out
 
 
 def test_check_says_what_would_be_done(cli: Cli, file: Path, tmp_path: Path):
@@ -164,17 +168,13 @@ def test_output_folder_with_content_fails(cli: Cli, file: Path, tmp_path: Path):
 def test_too_little_memory_or_disk_fails(cli: Cli, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(resources, "available_memory", lambda: (5e8, 6e8))
     fails(cli("run", file, "--output", tmp_path / "out"), "box.mesh", "memory", "600 MB")
+    monkeypatch.setattr(resources, "available_memory", lambda: (5e8, 6e11))  # in use, and perhaps free soon
+    code, out, _ = cli("check", file)
+    assert code == 0 and "warning: the run needs about" in out
     monkeypatch.undo()
     monkeypatch.setattr("pmwd_dist.run.simulation.plan.free_space", lambda path: 1000)
     fails(cli("run", file, "--output", tmp_path / "out"), "disk", "1 kB free")
     assert not (tmp_path / "out").exists()
-
-
-def test_memory_in_use_is_warned_of(cli: Cli, file: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(resources, "available_memory", lambda: (5e8, 6e11))
-    code, out, _ = cli("check", file)
-    assert code == 0
-    assert "warning: the run needs about" in out
 
 
 def test_settings_that_mislead_are_warned_of(cli: Cli, file: Path):
@@ -301,9 +301,7 @@ def test_a_full_disk_under_standard_output_is_named(cli: Cli, monkeypatch: pytes
 
 def test_shells_complete_commands():
     environment = {"_PMWD_DIST_COMPLETE": "complete_bash", "COMP_WORDS": "pmwd-dist re", "COMP_CWORD": "1"}
-    command = [sys.executable, "-m", "pmwd_dist"]
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["resume", "report"]
+    assert process(*PROGRAM, env=os.environ | environment).stdout.split() == ["resume", "report"]
 
 
 def test_doctor(cli: Cli):
@@ -354,25 +352,26 @@ def test_what_to_install_without_native_ops(cli: Cli, file: Path, monkeypatch: p
     assert "`pip install ./rust/jaxdecomp-ops`" in cli("doctor")[1]
 
 
-def test_unforeseen_errors_are_one_line_too(cli: Cli, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (
+            ZeroDivisionError("nobody\nthought"),
+            1,
+            "internal error: ZeroDivisionError: nobody (--traceback shows where)",
+        ),
+    ],
+)
+def test_interrupts_and_unforeseen_errors_are_one_line_too(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, said: str
+):
     def fail(_: Path) -> list[str]:
-        raise ZeroDivisionError("nobody thought of this\nnor of this")
+        raise error
 
     monkeypatch.setattr(commands, "report_lines", fail)
-    code, out, err = cli("doctor")
-    assert (code, out) == (1, "")
-    assert err == "pmwd-dist: internal error: ZeroDivisionError: nobody thought of this (--traceback shows where)\n"
-    _, _, err = cli("--traceback", "doctor")
-    assert "Traceback" in err
-
-
-def test_interrupt_before_anything_has_begun(cli: Cli, monkeypatch: pytest.MonkeyPatch):
-    def interrupted(_: Path) -> list[str]:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(commands, "report_lines", interrupted)
-    code, _, err = cli("doctor")
-    assert (code, err) == (130, "pmwd-dist: interrupted\n")
+    assert cli("doctor") == (code, "", f"pmwd-dist: {said}\n")
+    assert "Traceback" in cli("--traceback", "doctor")[2]
 
 
 def test_as_a_program(file: Path):
@@ -383,7 +382,7 @@ def test_as_a_program(file: Path):
         "sys.argv[1:] = ['template']; from pmwd_dist.__main__ import main; main()"
     )
     command = f'{sys.executable} -c "{program}" | head -1'
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    done = process("bash", "-o", "pipefail", "-c", command)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("[box]")
 
@@ -414,7 +413,7 @@ main()
 def test_a_signal_while_the_program_starts(number: int, module: str, code: int, said: str):
     """One line and the code of the signal, from before the library is imported."""
     program = SIGNALLED.format(module=module, number=number)
-    done = subprocess.run([sys.executable, "-c", program, "doctor"], capture_output=True, text=True, check=False)
+    done = process(sys.executable, "-c", program, "doctor")
     assert (done.returncode, done.stdout, done.stderr) == (code, "", f"pmwd-dist: {said}\n")
 
 
@@ -429,20 +428,12 @@ def test_the_program_ends_while_a_thread_compiles():
         "    print('interrupted'); sys.stdout.flush(); sys.exit(130)\n"
         "pmwd_dist.cli.main = main; pmwd_dist.__main__.main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | {"MPLBACKEND": "nonsense"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=90,
-    )
+    done = process(sys.executable, "-c", program, env=os.environ | {"MPLBACKEND": "nonsense"}, timeout=90)
     assert (done.returncode, done.stdout, done.stderr) == (130, "interrupted\n", "")
 
 
 SLOW = pytest.mark.slow
 NO_CUDA = pytest.mark.skipif(any(map(find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))), reason="there is one")
-PROGRAM = [sys.executable, "-m", "pmwd_dist"]
 
 
 @pytest.mark.parametrize(
@@ -454,13 +445,7 @@ PROGRAM = [sys.executable, "-m", "pmwd_dist"]
     ],
 )
 def test_a_wrong_environment_is_a_line_at_the_start(file: Path, variable: str, value: str, words: tuple[str, ...]):
-    done = subprocess.run(
-        [*PROGRAM, "run", file, "--output", file.parent / "out"],
-        env=os.environ | {variable: value},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = process(*PROGRAM, "run", file, "--output", file.parent / "out", env=os.environ | {variable: value})
     fails((done.returncode, done.stdout, done.stderr), *words, lines=1)
     assert not (file.parent / "out").exists()
 
@@ -469,24 +454,15 @@ def test_a_wrong_environment_is_a_line_at_the_start(file: Path, variable: str, v
 def test_standard_streams_may_be_closed(tmp_path: Path):
     """Files that are opened later don't take their place, also once several processes replace the streams."""
     command = f"{' '.join(map(shlex.quote, PROGRAM))} template"
-    done = subprocess.run(["bash", "-c", f"{command} >&-"], capture_output=True, text=True, check=False)
+    done = process("bash", "-c", f"{command} >&-")
     assert done.returncode == 0
     assert done.stderr == "pmwd-dist: warning: standard output is closed, and what it would show is lost\n"
-    done = subprocess.run(["bash", "-c", f"{command} <&- >&- 2>&-"], capture_output=True, check=False)
-    assert done.returncode == 0
+    assert process("bash", "-c", f"{command} <&- >&- 2>&-").returncode == 0
     code = "import gc, os, sys, pmwd_dist.__main__ as p; p._open_streams()"
     code = f"{code}; sys.stdout = sys.stderr = None; gc.collect()"
     check = "sys.exit([os.fstat(i).st_rdev for i in (1, 2)] != [os.stat(os.devnull).st_rdev] * 2)"
     program = shlex.join([sys.executable, "-c", f"{code}; {check}"])
     assert subprocess.run(["bash", "-c", f"{program} >&- 2>&-"], check=False).returncode == 0
-
-
-@pytest.mark.slow
-def test_a_reader_that_goes_away_ends_the_program_quietly():
-    """As rich prints; of typer's lines `test_as_a_program` tests the same."""
-    command = f"{' '.join(map(shlex.quote, PROGRAM))} --help | true"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 # --- what is shown of a run --------------------------------------------------------------------------------------

@@ -461,8 +461,9 @@ def test_progress_is_shown_in_terminals_and_notebooks(monkeypatch: pytest.Monkey
 # --- maxima ------------------------------------------------------------------------------------------------------
 
 
-def test_the_maximum_keeps_the_parameters() -> None:
-    posterior = posterior_of(pdims=(2, 2), b1=infer.Normal(1.5, 0.2))
+@pytest.mark.parametrize("pdims", [(1, 1), pytest.param((2, 2), marks=pytest.mark.slow)])
+def test_the_maximum_keeps_the_parameters(pdims: tuple[int, int]) -> None:
+    posterior = posterior_of(pdims=pdims, b1=infer.Normal(1.5, 0.2))
     start = posterior.model.draw(jax.random.key(3), b1=1.7)
     best = infer.maximise(posterior, start, steps=30)
     variance = 1 / (1 + (1.7 / SIGMA) ** 2)

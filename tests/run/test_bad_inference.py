@@ -364,6 +364,7 @@ def test_all_devices_for_a_chain_are_one_group(tmp_path: Path) -> None:
     assert identity(plan) == identity(other)
 
 
+@pytest.mark.slow
 def test_a_halo_that_draws_of_the_prior_exceed_is_refused_before_any_work(tmp_path: Path) -> None:
     """As their simulations fail; with "auto" each of these chooses a width that holds its particles."""
     lpt = "model.gravity=lpt", "model.bias=lagrangian", "time.lpt_order=1", "box.mesh=16", "devices.pdims=[4, 1]"

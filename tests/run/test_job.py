@@ -102,6 +102,7 @@ def test_config_toml_reproduces_the_run(finished: tuple[Path, Events], tmp_path:
     assert_same(folder, tmp_path / "again")
 
 
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize(("pdims", "x64"), [((1, 1), True), ((4, 1), False)])
 def test_particles_are_those_of_nbody_to_the_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pdims: tuple[int, int], x64: bool
