@@ -265,7 +265,7 @@ def test_keys_that_do_not_fit_the_simulation_are_refused(tmp_path: Path, overrid
     file = tmp_path / "run.toml"
     file.write_text(f"{MINIMAL}[devices]\npdims = [4, 1]\n")
     with pytest.raises(SettingsError, match=words):
-        SimulationJob.of(read(file, ["output.redshifts=[0.5, 0]", override]), tmp_path / "out")
+        SimulationJob.of(read(file, ["output.redshifts=[1, 0]", override]), tmp_path / "out")
 
 
 def test_halos_on_the_light_cone_are_those_of_all_catalogues(tmp_path: Path):
@@ -435,6 +435,10 @@ def test_counts_have_the_power_of_the_table(tmp_path: Path):
         (
             "observe.halos.light_cone=0.5 --set time.a_stop=1.2 --set output.redshifts=[0, -0.1]",
             "halos.light_cone = 0.5: needs halos of two or more output.redshifts from 0 to it",
+        ),
+        (
+            "observe.halos.light_cone=0.5 --set output.redshifts=[0.2, 0.0]",
+            "halos.light_cone = 0.5: ends where halos do, at z = 0.2; take this redshift, or more output.redshifts",
         ),
         ("observe.halos.observer=[1, 2, 3]", "halos.observer: has no effect without a light_cone; leave it out"),
         ("observe.halos.min_particles=5000", "halos.min_particles = 5000: must be at most 4096, all particles"),

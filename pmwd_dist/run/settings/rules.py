@@ -74,10 +74,13 @@ def _outputs(settings: SimulationSettings) -> Problems:
             f"output.redshifts = {shown(output.redshifts)}: {few} outside the time span, z = {high:g} to {low:g} "
             f"(a = {time.a_start:g} to {time.a_stop:g}); change output.redshifts, or time.a_start or time.a_stop"
         )
-    halos = settings.observe.halos
-    near = [z for z in output.redshifts or () if halos is not None and -slack <= z <= (halos.light_cone or 0)]
-    if halos is not None and halos.light_cone is not None and len(near) < 2:
-        yield f"observe.halos.light_cone = {halos.light_cone}: needs halos of two or more output.redshifts from 0 to it"
+    if (halos := settings.observe.halos) is not None and halos.light_cone is not None:
+        key = f"observe.halos.light_cone = {halos.light_cone}"
+        near = [z for z in output.redshifts or () if -slack <= z <= halos.light_cone + 1e-5]
+        if len(near) < 2:
+            yield f"{key}: needs halos of two or more output.redshifts from 0 to it"
+        elif halos.light_cone - max(near) > 1e-3 * (1 + halos.light_cone):
+            yield f"{key}: ends where halos do, at z = {max(near):g}; take this redshift, or more output.redshifts"
 
 
 def _start(settings: SimulationSettings) -> Problems:
