@@ -18,7 +18,7 @@ import pytest
 from runs import SMALL, Events, assert_same, command, environment, make
 
 from pmwd_dist.pm.status import SimulationError
-from pmwd_dist.report.tables import read_table
+from pmwd_dist.report.tables import Table, read_table
 from pmwd_dist.run import ensemble
 from pmwd_dist.run.common.control import StopRequest
 from pmwd_dist.run.common.folder import Event, StartError, status_of
@@ -284,10 +284,13 @@ def test_a_kill_loses_the_row_in_work_at_most(files: list[Path | str], single: P
         ("box.size\n64\n[1\n", "rows.csv, row 1 (line 3): box.size=[1: not valid TOML"),
         ('devices.pdims\n"[1,1]"\n"[8,1]"\n', "row 1: devices.pdims = [8, 1]: needs 8 devices, and there are 4"),
         ("box.size\n100\n", "--set box.size=3: is a column of"),
+        ("noise.seed\n1\n", "base.toml: has the sections of an inference; rows are simulations"),
     ],
 )  # fmt: skip
 def test_bad_tables_are_one_line_before_any_work(files: list[Path | str], table: str, message: str, capsys):
     Path(files[2]).write_text(table)
+    if "sections" in message:
+        Path(files[1]).write_text("[model]\n[data]\n[likelihood]\n")
     override = ("--set", "box.size=3") if "a column of" in message else ()
     assert command(*files, *override) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -319,3 +322,11 @@ def test_another_table_does_not_join(files: list[Path | str], monkeypatch, capsy
     )
     assert "has other rows or settings; choose another --output" in second
     assert "not empty, and not the folder of an ensemble" in third
+
+
+def test_columns_with_a_slash_are_data_sets_of_their_table(files: list[Path | str]):
+    rows = Ensemble.of_folder(prepared(files))
+    path, tables = rows.folder / "summary.h5", {0: {"halos_z0.000.csv": Table("", {"dn/dlnM": np.arange(2.0)}, {})}}
+    ensemble._write(path, rows, [("finished", "")] * 3, tables)
+    with h5py.File(path) as file:
+        np.testing.assert_array_equal(file["halos_z0.000/dn_dlnM"], [[0, 1], [np.nan] * 2, [np.nan] * 2])

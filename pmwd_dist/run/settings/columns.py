@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pmwd_dist._files import message, read_text
-from pmwd_dist.run.settings.reading import SettingsError, load_tree, read_tree
+from pmwd_dist.run.settings.reading import SettingsError, kind_of, load_tree, read_tree
 from pmwd_dist.run.settings.simulation import SimulationSettings
 from pmwd_dist.run.settings.writing import Raw, printable, shown
 
@@ -62,6 +62,8 @@ def read_settings_table(
     if both and not replace:
         raise SettingsError([f"--set {shown(Raw(text))}: is a column of {table}, too" for text in both])
     tree, rows, problems = load_tree(file), list[SimulationSettings](), dict[str, str]()
+    if kind_of(tree) is not SimulationSettings:
+        raise SettingsError([f"{file}: has the sections of an inference; rows are simulations"])
     for i, (line, cells) in enumerate(lines):
         values = [f"{key}={_toml(cell)}" for key, cell in zip(columns, cells, strict=True)]
         try:

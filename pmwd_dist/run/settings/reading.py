@@ -44,12 +44,17 @@ def read_as(model: type[AnySettings], path: Path, overrides: Iterable[str] = ())
 def read_any(path: Path, overrides: Iterable[str] = ()) -> Settings:
     """Read settings of a simulation or an inference, whichever has more of the sections in the file."""
     tree = load_tree(path)
+    return read_tree(kind_of(tree), tree, path, overrides)
+
+
+def kind_of(tree: Tree) -> type[Settings]:
+    """Kind of the settings that have more of the sections of a file."""
     if tree.keys() <= SimulationSettings.model_fields.keys():
-        return read_tree(SimulationSettings, tree, path, overrides)
+        return SimulationSettings
     from pmwd_dist.run.settings.inference import InferenceSettings
 
     kinds: tuple[type[Settings], ...] = (SimulationSettings, InferenceSettings)
-    return read_tree(max(kinds, key=lambda kind: len(tree.keys() & kind.sections.keys())), tree, path, overrides)
+    return max(kinds, key=lambda kind: len(tree.keys() & kind.sections.keys()))
 
 
 def read_tree(model: type[AnySettings], tree: Tree, path: Path, overrides: Iterable[str]) -> AnySettings:
