@@ -169,8 +169,9 @@ def checked_templates(templates: Any, mask: Array | None) -> Templates:
 
 def template_warnings(likelihood: Likelihood, priors: Mapping[str, Any]) -> list[str]:
     """Warnings of templates on the host that change predictions by several times, or that no data can tell apart."""
-    templates: Templates = getattr(likelihood, "templates", Templates((), ()))
-    found, units = list[str](), dict[str, np.ndarray]()
+    templates, found, units = getattr(likelihood, "templates", None), list[str](), dict[str, np.ndarray]()
+    if not isinstance(templates, Templates):
+        return []
     for name, field in zip(templates.amplitudes, map(np.asarray, templates.fields), strict=True):
         rms = float(np.sqrt(np.mean(np.square(field, dtype=float))))
         most = max(abs(float(priors[name].forward(u))) for u in (-2.0, 2.0)) * rms

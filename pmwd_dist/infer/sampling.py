@@ -112,6 +112,8 @@ def sample(
     options = {"method": method, "energy_variance": energy_variance, "tuning_steps": tuning_steps, "thin": thin}
     identity = identity_of(_parts(posterior, positions, key) | options | {"chunk": chunk, "keep_noise": keep_noise})
     if tuning is not None:
+        if not isinstance(tuning, SavedTuning):
+            raise ArgumentError("tuning", tuning, "is no tuning", "use infer.load_tuning(path)", show_value=False)
         tuning.check(kind_of(posterior.model, method, energy_variance, posterior.weight))
         identity |= identity_of({"tuning": tuning.arrays})
     with raise_on_all_processes():

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
@@ -22,8 +23,9 @@ def number_or_name(value: Any, name: str, low: float = -math.inf, high: float = 
 
 
 def on_host(value: Any) -> Any:
-    """A number of JAX as one of Python, which may be static; other values unchanged."""
-    return value.item() if isinstance(value, jax.Array) and not isinstance(value, Tracer) else value
+    """A number of JAX or NumPy as one of Python, which may be static; other values unchanged."""
+    is_array = isinstance(value, jax.Array | np.generic) and not isinstance(value, Tracer)
+    return value.item() if is_array else value
 
 
 def positive_or_name(value: Any, name: str, high: float = math.inf) -> Any:

@@ -173,6 +173,7 @@ def test_noise_that_follows_the_density_agrees_with_scipy(config: pmd.Config, fi
         )
         assert all(np.isfinite(x).all() for x in found)
     assert infer.Gaussian(sigma, slope=0.0, noise_k2=0.0, mask=np.ones(SHAPE)).names == ()  # no change
+    assert type(infer.Gaussian(sigma, slope=np.float32(2)).slope) is float
     k = np.sqrt(sum(k_**2 for k_ in problems.wavevectors(SHAPE, config.box_size)))
     long = np.fft.ifftn(np.where(k <= 0.5, np.fft.fftn(field), 0)).real
     width = (sigma * np.sqrt(1 + slope * (long - 1))).ravel()

@@ -259,6 +259,8 @@ def test_chains_of_other_data_take_a_tuning(run: tuple[Any, ...], tmp_path: Path
     ):
         with pytest.raises(ValueError, match=f"tuning is of chains with {name}=.*, not .*; leave it out: this post"):
             infer.sample(wrong, starts(wrong), output=tmp_path / "no", **options | changes)
+    with pytest.raises(ValueError, match=r"tuning is no tuning; use infer.load_tuning\(path\)"):
+        infer.sample(other, starts(other), output=tmp_path / "no", **options | {"tuning": "runs/mock_0"})
     lacking = saved._replace(arrays={x: y for x, y in saved.arrays.items() if x != "adaptation/scale"})
     with pytest.raises(ValueError, match="tuning is of another version; tune chains again"):
         infer.sample(other, starts(other), output=tmp_path / "no", **options | {"tuning": lacking})
