@@ -359,9 +359,9 @@ def _write(path: Path, ensemble: Ensemble, ends: Sequence[tuple[str, str]], foun
                 rows = np.full((len(ends), max(map(len, values.values()))), np.nan)
                 for i, value in values.items():
                     rows[i, : len(value)] = value
-                path = f"{Path(name).stem}/{column.replace('/', '_')}"  # HDF5 would take dn/dlnM as a group
-                file[path] = rows
-                file[path].attrs["unit"] = unit
+                place = f"{Path(name).stem}/{column.replace('/', '_')}"  # HDF5 would take dn/dlnM as a group
+                file[place] = rows
+                file[place].attrs["unit"] = unit
 
 
 def _array(values: Sequence[Any]) -> Any:

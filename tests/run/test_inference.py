@@ -107,6 +107,8 @@ def test_another_mock_takes_the_tuning(whole: tuple[InferenceJob, Listener], tmp
     assert plan.check() == plan_of(tmp_path / "run", "noise.seed=2").check()
     with pytest.raises(SettingsError, match='tuning_from = ".*mock": holds no tuning; name the folder'):
         plan_of(tmp_path / "other", *given).check()
+    monkeypatch.setattr("pmwd_dist.run.inference.plan.is_main", lambda: False)
+    plan_of(tmp_path / "other", *given).check()  # another process reads no file
 
 
 def test_too_few_draws_for_diagnostics_are_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
