@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.cli.measure import check_outputs
+from pmwd_dist.cli.measure import check_outputs, option_errors
 from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY
 from pmwd_dist.io.snapshot.header import SnapshotHeader, read_header, snapshot_files, units_note
 from pmwd_dist.io.snapshot.particles import (
@@ -57,7 +57,8 @@ def measure_halos(path: Path, output: Path | None, length_unit: str | None, **op
     if (table := output.with_suffix(".csv")) == output:
         raise ArgumentError("--output", str(output), "is the name of the mass function", "use .hdf5")
     check_outputs(files, {output: "halo_id", table: "dn/dlnM"})
-    header = read_header(files, length_unit)
+    with option_errors():
+        header = read_header(files, length_unit)
     count, volume = (*header.counts, 0, 0)[_DARK], math.prod(header.box_size)
     if not count:
         raise ValueError(f"{files[0]}: has no particles of type {_DARK}, dark matter")
@@ -71,11 +72,8 @@ def measure_halos(path: Path, output: Path | None, length_unit: str | None, **op
     rows = _rows(files, header)
     mass = mass or header.Omega_m * CRITICAL_DENSITY * volume / count
     about = {"a": header.a, "z": 1 / header.a - 1, "box_size [Mpc/h]": header.box_size, PARTICLE_MASS: 1e10 * mass}
-    try:
+    with option_errors():
         groups = find_groups(rows, places, count, **options)
-    except ArgumentError as error:
-        option = f"--{error.argument.replace('_', '-')}"
-        raise ArgumentError(option, error.value, error.constraint, error.remedy) from error
     halos = catalogue_of(groups, places, about | {"linking_length": options["linking_length"]})
     matter = mass * count / volume / CRITICAL_DENSITY
     Omega_m = matter if math.isnan(header.Omega_m) else header.Omega_m

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -37,17 +38,24 @@ def measure_snapshot(
     files = snapshot_files(path)
     output = path.with_name(f"{path.stem}_power.csv") if output is None else output
     check_outputs(files, {output: "k [h/Mpc],"})
-    try:
+    with option_errors():
         header = read_header(files, length_unit)
         config = _config(path, header, mesh)
         density, matter = paint_matter(files, header, config, types)
-    except ArgumentError as error:
-        option = f"--{error.argument.replace('_', '-')}"
-        raise ArgumentError(option, error.value, error.constraint, error.remedy) from error
     spectrum = power_spectrum(density, config)
     if distributed.is_main():
         write_table(output, spectrum_table(spectrum, np.full(len(spectrum.k), np.nan), matter.shot_noise))
     return [_particles_line(matter), f"wrote {output}"], matter_notes(matter, types, files[0], "--length-unit")
+
+
+@contextmanager
+def option_errors() -> Generator[None]:
+    """Name the options of the command in errors about arguments."""
+    try:
+        yield
+    except ArgumentError as error:
+        option = f"--{error.argument.replace('_', '-')}"
+        raise ArgumentError(option, error.value, error.constraint, error.remedy) from error
 
 
 def check_outputs(files: Sequence[Path], outputs: Mapping[Path, str]) -> None:

@@ -237,6 +237,7 @@ def test_halos_of_a_snapshot(cli: Cli, tmp_path: Path):
     fails(cli("halos", path, "--output", copy), "copy.hdf5' is a file of another kind; use another name")
     fails(cli("power", path, "--output", other), "own.csv' is a file of another kind; use another name")
     fails(cli("halos", path, "--linking-length", 3), "--linking-length=3.0 must be a finite number from 0.05 to 1")
+    fails(cli("halos", path, "--length-unit", "cm"), "--length-unit='cm' must be one of kpc/h, Mpc/h, kpc, Mpc")
     with h5py.File(path, "a") as file:
         file["Header"].attrs["BoxSize"] /= 2
     found = f"density of the particles is {8 * Omega_m:.3g}, and Omega_m {Omega_m:.3g}: look at BoxSize"
