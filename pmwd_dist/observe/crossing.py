@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array
 
 from pmwd_dist.cosmology.distance import comoving_distance
@@ -42,6 +43,7 @@ class LightCone(NamedTuple):
         return series_slope(self.distance, s)
 
 
+@jax.custom_jvp
 def series(coefficients: Array, s: Array) -> Array:
     """Sum of Chebyshev polynomials in 2 s - 1, lowest first, by Clenshaw's recurrence."""
     t, last, before = 2 * s - 1, jnp.zeros_like(s), jnp.zeros_like(s)
@@ -50,12 +52,24 @@ def series(coefficients: Array, s: Array) -> Array:
     return coefficients[0] + t * last - before
 
 
+@partial(series.defjvp, symbolic_zeros=True)
+def _series_jvp(primals: tuple[Array, Array], tangents: Any) -> tuple[Array, Array]:
+    (coefficients, s), (change, ds) = primals, tangents
+    total = jnp.zeros_like(s)
+    if not isinstance(change, SymbolicZero):
+        # A sum of products: its transpose is one reduction, the recurrence's would be one for each coefficient. XLA may
+        # order the terms of a dot differently in another process.
+        polynomials = chebyshev(2 * s - 1, len(coefficients))[: len(coefficients)]
+        total = jnp.sum(change.reshape(-1, *(1,) * s.ndim) * polynomials, axis=0)
+    if not isinstance(ds, SymbolicZero):
+        total = total + series_slope(coefficients, s) * ds
+    return series(coefficients, s), total
+
+
 def series_slope(coefficients: Array, s: Array) -> Array:
-    """Derivative of `series`, by polynomials of the second kind: T_k' = k U_(k-1), with the same recurrence."""
-    t, last, before = 2 * s - 1, jnp.zeros_like(s), jnp.zeros_like(s)
-    for k, c in reversed(list(enumerate(coefficients))[1:]):
-        last, before = 2 * k * c + 2 * t * last - before, last
-    return last
+    """Derivative of `series`."""
+    derived = 2 * np.polynomial.chebyshev.chebder(np.eye(len(coefficients)))
+    return series(jnp.sum(jnp.asarray(derived, coefficients.dtype) * coefficients[None], axis=1), s)
 
 
 class Path(NamedTuple):
@@ -153,10 +167,7 @@ def _solved_jvp(distance: Any, primals: Any, tangents: Any) -> tuple[Array, Arra
     where, light, passed, _ = primals
     s = _solved(distance, *primals)
     moved = jax.jvp(lambda where: distance(where, s), (where,), tangents[:1])[1]
-    # A sum of products: its transpose is one reduction, the recurrence's would be ten. XLA may order the terms of a dot
-    # differently in another process.
-    coefficients = tangents[1].distance.reshape(-1, *(1,) * s.ndim)
-    shifted = jnp.sum(coefficients * chebyshev(2 * s - 1, len(light.distance)), axis=0)
+    shifted = jax.jvp(lambda distance: series(distance, s), (light.distance,), (tangents[1].distance,))[1]
     return s, jnp.where(passed, (shifted - moved) / _closing(distance, where, light, s), 0)
 
 
