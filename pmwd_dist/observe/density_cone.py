@@ -19,8 +19,16 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.distance import comoving_distance
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.observe.crossing import Path, fit_series, path, series, series_slope
-from pmwd_dist.observe.deposit import split
-from pmwd_dist.observe.passage import FASTEST, blocks_of, parabola, passed_sites, seen, step_series, summed
+from pmwd_dist.observe.passage import (
+    FASTEST,
+    blocks_of,
+    components_first,
+    parabola,
+    passed_sites,
+    seen,
+    step_series,
+    summed,
+)
 from pmwd_dist.pm.stepping.forward import Epoch
 
 _TERMS = 24  # of the series of distances
@@ -81,32 +89,27 @@ def redshift_series(table: GrowthTable, logs: Any) -> Series:
 
 def _density(path: Path, weights: tuple[Array, ...], step: Any, cone: DensityCone) -> Array:
     """The local part of the density."""
-    config, dtype = cone.config, path.start.dtype
+    path, config, dtype = components_first(path), cone.config, path.start.dtype
     images = jnp.asarray(
         np.array(list(itertools.product((-1, 0, 1), repeat=3))) * config.box_size - np.asarray(cone.observer), dtype
     )
     farthest = reach(config, cone.observer)
     moved = jnp.max(jnp.abs(series(cone.fiducial, _points(dtype)) - series(cone.distance, _points(dtype))))
     moved = jax.lax.stop_gradient(moved).astype(dtype) + FASTEST * 3000
-    blocks, first, spacing, wanted, lost = blocks_of(path, step.light, images, config, (0.0, farthest + moved))
-    corner = first.astype(dtype) * spacing[None]
+    blocks = blocks_of(path, step.light, images, config, (0.0, farthest + moved))
     # Most of the repetitions are beyond the mesh.
-    shape: Any = blocks.start.shape[2:]
-    low = corner[:, None] + (images + jnp.asarray(cone.observer, dtype)[None])[None]
-    high = low + (jnp.asarray(shape, dtype) * spacing)[None, None]
-    largest = moved + jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in jax.lax.stop_gradient(path)]))
+    low = blocks.corner[:, None] + (images + jnp.asarray(cone.observer, dtype)[None])[None]
+    high = low + (jnp.asarray(blocks.side, dtype) * blocks.spacing)[None, None]
+    largest = moved + blocks.reach
     near = (high > -largest) & (low < (jnp.asarray(config.box_size, dtype) + largest)[None, None])
-    wanted = wanted & batch_any(jnp.all(near, axis=-1) | ~jnp.isfinite(largest))
-
-    parts: Any = tuple(n // m for n, m in zip(path.start.shape[:3], shape, strict=True))
-    pieces = blocks, corner, tuple(split(x.astype(dtype), parts) for x in weights)
+    wanted = blocks.wanted & batch_any(jnp.all(near, axis=-1) | ~jnp.isfinite(largest))
     numbers = jax.tree.map(
-        lambda x: x.astype(dtype), (step, cone.nodes, cone.logs, cone.distance, cone.fiducial, spacing)
+        lambda x: x.astype(dtype), (step, cone.nodes, cone.logs, cone.distance, cone.fiducial, blocks.spacing)
     )
-    local = config.decomposition.block(config.mesh_shape)
-    piece = partial(_piece, config=config, observer=cone.observer)
-    field = summed(piece, pieces, images, numbers, wanted, config, (1, math.prod(local)))
-    return jnp.where(lost, jnp.nan, field.reshape(local) / config.particles_per_cell)
+    lattice, local = (path, tuple(x.astype(dtype) for x in weights)), config.decomposition.block(config.mesh_shape)
+    piece, size = partial(_piece, config=config, observer=cone.observer), (1, math.prod(local))
+    field = summed(piece, lattice, blocks._replace(wanted=wanted), images, numbers, config, size)
+    return jnp.where(blocks.lost, jnp.nan, field.reshape(local) / config.particles_per_cell)
 
 
 def _points(dtype: Any) -> Array:
@@ -114,12 +117,12 @@ def _points(dtype: Any) -> Array:
 
 
 def _piece(
-    block: Any, image: Array, shared: Any, place: Any, *, config: Config, observer: tuple[float, ...]
+    block: Any, corner: Array, shared: Any, place: Any, *, config: Config, observer: tuple[float, ...]
 ) -> tuple[Array, Array]:
     """Indices on the mesh and densities, for one pass, of the particles of a block that light passes."""
-    (path, corner, weights), (step, nodes, logs, distance, fiducial, spacing) = block, shared
+    (path, weights), (step, nodes, logs, distance, fiducial, spacing) = block, shared
     dtype = path.start.dtype
-    here = seen(path, *passed_sites(path, corner + image, step.light, spacing), step)
+    here = seen(path, *passed_sites(path, corner, step.light, spacing), step)
     s = (jnp.log1p(here.z) - logs[0]) / (logs[1] - logs[0])
     good = here.passed & (here.z > _NEAREST) & (s < 1)
     s = jnp.where(good, s, 0.5)

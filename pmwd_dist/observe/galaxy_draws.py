@@ -22,9 +22,18 @@ from pmwd_dist.cosmology.distance import scale_factor_at, transverse_distance
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.observe.catalogue import check_negative
 from pmwd_dist.observe.crossing import Path, path
-from pmwd_dist.observe.deposit import each_image, grouped, split
+from pmwd_dist.observe.deposit import each_group, each_image
 from pmwd_dist.observe.healpix import nearest_pixel, nside_of
-from pmwd_dist.observe.passage import Seen, blocks_of, parabola, passed_sites, seen, step_series, weight_nodes
+from pmwd_dist.observe.passage import (
+    Seen,
+    blocks_of,
+    components_first,
+    parabola,
+    passed_sites,
+    seen,
+    step_series,
+    weight_nodes,
+)
 from pmwd_dist.observe.survey import Survey
 from pmwd_dist.parallel.inputs import check_on_host
 from pmwd_dist.pm import inputs
@@ -186,12 +195,13 @@ def _rows(
     path: Path, weights: tuple[Array, ...], shared: Any, config: Config, *, room: int, share: float
 ) -> tuple[Array, Array, Array]:
     """Rows of the local galaxies, their number, and whether particles may be lost."""
-    dtype, names, (step, means, _) = path.start.dtype, varying_names(path.start), shared
-    blocks, first, spacing, wanted, lost = blocks_of(path, step.light, means.images, config, means.edges)
-    parts: Any = tuple(n // m for n, m in zip(path.start.shape[:3], blocks.start.shape[2:], strict=True))
+    path, dtype, (step, means, _) = components_first(path), path.start.dtype, shared
+    names = varying_names(path.start)
+    blocks = blocks_of(path, step.light, means.images, config, means.edges)
+    lattice, spacing = (path, weights), blocks.spacing
 
     def put(carry: Any, blocks: Any, images: Any, shared: Any, there: Array) -> Any:
-        (rows, count, lost), (path, first, weights), (image, number) = carry, blocks, images
+        (rows, count, lost), ((path, weights), first), (image, number) = carry, blocks, images
         step, means, table = shared
         corners = first.astype(dtype) * spacing[None] + image
         sites, passed, guess = jax.vmap(passed_sites, (0, 0, None, None))(path, corners, step.light, spacing)
@@ -218,13 +228,13 @@ def _rows(
         rows = rows.at[_places(found > 0, count, room)].set(new, mode="drop")
         return rows, count + jnp.sum(found > 0, dtype=jnp.int32), lost | (total > kept)
 
-    def of_group(carry: Any, group: Any) -> Any:
-        return each_image(put, carry, group, (means.images, means.image_numbers), shared), None
+    def add(carry: Any, blocks: Any, order: Any, first: Array) -> Any:
+        del first
+        return each_image(put, carry, blocks, order, (means.images, means.image_numbers), shared)
 
-    start = jnp.zeros((room, COLUMNS), dtype), jnp.zeros((), jnp.int32), lost
+    start = jnp.zeros((room, COLUMNS), dtype), jnp.zeros((), jnp.int32), blocks.lost
     start = jax.tree.map(lambda x: vary(x, names), start)
-    xs = grouped((blocks, first, tuple(split(x, parts) for x in weights)), wanted)
-    return jax.lax.scan(of_group, start, xs)[0]
+    return each_group(add, start, lattice, blocks.first, blocks.wanted)
 
 
 def _mean_numbers(here: Seen, weights: tuple[Array, ...], means: Means, table: GrowthTable) -> Array:

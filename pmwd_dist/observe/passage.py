@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -20,31 +21,36 @@ from pmwd_dist.cosmology.distance import HUBBLE_DISTANCE
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.observe import shells
 from pmwd_dist.observe.crossing import LightCone, Path, crosses, crossing, light_cone_in_step, series, series_in_step
-from pmwd_dist.observe.deposit import corners, deposit, split
+from pmwd_dist.observe.deposit import deposit, first_sites, parts_of, split
 from pmwd_dist.ops.rounding import max_abs
-from pmwd_dist.pm.paint import max_displacement_block
+from pmwd_dist.pm.paint import largest_on_devices
 
 FASTEST = 0.015  # bound of peculiar velocities [c]
-_BLOCKS = 4  # largest number of blocks per axis of the local lattice: shells are thinner than boxes
 
 
 class Blocks(NamedTuple):
-    """The local lattice in blocks, for a step.
+    """The blocks of the local lattice, for a step.
 
     Args:
-      path: displacements during the step, shape (blocks, 3, nx, ny, nz): loops over a last axis of components would
-        have 3 iterations, which are not vectorised.
       first: first site of each block in the whole lattice, shape (blocks, 3).
+      side: sites of a block along each axis.
       spacing: spacing of the sites [Mpc/h].
       wanted: whether light may pass a block in an image of the box, shape (blocks, images).
+      reach: largest displacement of the local particles [Mpc/h].
       lost: whether displacements are so large that the images may miss some particles.
     """
 
-    path: Path
     first: Array
+    side: tuple[int, ...]
     spacing: Array
     wanted: Array
+    reach: Array
     lost: Array
+
+    @property
+    def corner(self) -> Array:
+        """Positions of the first sites [Mpc/h]."""
+        return self.first.astype(self.spacing.dtype) * self.spacing[None]
 
 
 def images_of(edges: Sequence[float], observer: Sequence[float], config: Config, argument: str = "edges") -> np.ndarray:
@@ -68,30 +74,36 @@ def _distances_of_boxes(low: Any, high: Any, xp: Any) -> tuple[Any, Any]:
     return xp.sqrt((nearest**2).sum(-1)), xp.sqrt((xp.maximum(abs(low), abs(high)) ** 2).sum(-1))
 
 
+def components_first(path: Path) -> Path:
+    """Displacements with components along the first axis, stored once for all blocks."""
+    return barrier(Path(*(jnp.moveaxis(x, -1, 0) for x in path)))
+
+
 def blocks_of(path: Path, light: LightCone, images: Array, config: Config, edges: Any) -> Blocks:
-    """The local lattice in blocks, with their images between two distances that light passes in a step.
+    """The blocks of the local lattice that light passes in a step between two distances, in images of the box.
 
     The first and the last of the edges are the distances: numbers, or arrays of shape (1, images).
     """
     dtype = path.start.dtype
-    shape: Any = path.start.shape[:3]
-    parts: Any = tuple(max(p for p in range(1, _BLOCKS + 1) if n % p == 0) for n in shape)
+    shape: Any = path.start.shape[1:]
+    parts = parts_of(shape)
+    side = tuple(n // p for n, p in zip(shape, parts, strict=True))
     spacing = jnp.asarray([L / n for L, n in zip(config.box_size, config.particle_shape, strict=True)], dtype)
     groups = config.decomposition.axis_groups
     first = [jax.lax.axis_index(g) * n if p > 1 else 0 for (g, p), n in zip(groups, shape[:2], strict=True)]
-    sites = jnp.asarray(corners(shape, parts)) + jnp.stack([jnp.asarray(i) for i in (*first, 0)])[None]
-    corner = sites.astype(dtype) * spacing[None]
-    blocks = Path(*(jnp.moveaxis(split(x, parts), -1, 1) for x in path))
-    reach = jnp.max(jnp.stack([jax.vmap(max_abs)(x) for x in blocks]), axis=0)
+    sites = jnp.asarray(first_sites(shape, parts)) + jnp.stack([jnp.asarray(i) for i in (*first, 0)])[None]
+    farthest = functools.reduce(jnp.maximum, (jnp.abs(x) for x in jax.lax.stop_gradient(path)))
+    reach = jax.vmap(max_abs)(split(farthest, parts))
 
-    low = corner[:, None] + images[None] - reach[:, None, None]
-    block = jnp.asarray(blocks.start.shape[2:], dtype) * spacing
-    nearest, farthest = _distances_of_boxes(low, low + (block[None, None] + 2 * reach[:, None, None]), jnp)
+    found = Blocks(sites, side, spacing, jnp.asarray(True), max_abs(reach), jnp.asarray(False))
+    low = found.corner[:, None] + images[None] - reach[:, None, None]
+    nearest, farthest = _distances_of_boxes(
+        low, low + ((jnp.asarray(side, dtype) * spacing)[None, None] + 2 * reach[:, None, None]), jnp
+    )
     inner, outer = jnp.maximum(light.ends[1], edges[0]), jnp.minimum(light.ends[0], edges[-1])
     # The comparison is true for NaN: particles that are not finite must show in the maps.
     wanted = batch_any(~((nearest > outer) | (farthest < inner) | (inner > outer)))
-    farthest_moved = jnp.max(jnp.stack([max_displacement_block(x, config) for x in path])) * min(config.cell_size)
-    return Blocks(blocks, sites, spacing, wanted, farthest_moved > shells.MARGIN)
+    return found._replace(wanted=wanted, lost=largest_on_devices(found.reach, config) > shells.MARGIN)
 
 
 def passed_sites(path: Path, corner: Array, light: LightCone, spacing: Array) -> tuple[Array, Array, Array]:
@@ -129,7 +141,13 @@ def product(x: Array, y: Array) -> Array:
 
 
 def summed(
-    piece: Callable[..., Any], blocks: Any, images: Array, shared: Any, wanted: Array, config: Config, size: Any
+    piece: Callable[..., Any],
+    lattice: Any,
+    blocks: Blocks,
+    images: Array,
+    shared: Any,
+    config: Config,
+    size: tuple[int, int],
 ) -> Array:
     """The local part of maps that are divided over devices, (maps, places), a sum over blocks, images and devices.
 
@@ -140,7 +158,7 @@ def summed(
     count, share = size
     names, devices = config.decomposition.names, config.decomposition.size
     total = count * share * devices
-    most = min(max(count * share, blocks[0].start.size), 2**31 - 1)
+    most = min(max(count * share, jax.tree.leaves(lattice)[0].size), 2**31 - 1)
     passes = next(n for n in range(1, share + 1) if share % n == 0 and total <= most * n)
     width = share // passes
 
@@ -155,7 +173,9 @@ def summed(
             return piece(block, image, shared, partial(place, number=number))
 
         given = shared, jnp.asarray(number, images.dtype)
-        maps = deposit(of_pass, blocks, images, given, wanted, total // passes).reshape(count, devices, width)
+        corners = jnp.pad(blocks.corner, [(0, 0), (0, images.shape[1] - 3)])
+        maps = deposit(of_pass, lattice, corners, images, given, blocks.wanted, total // passes)
+        maps = maps.reshape(count, devices, width)
         return jax.lax.psum_scatter(maps, names, scatter_dimension=1) if names else maps[:, 0]
 
     maps = one(jnp.asarray(0)) if passes == 1 else jnp.moveaxis(jax.lax.map(one, jnp.arange(passes)), 0, 1)

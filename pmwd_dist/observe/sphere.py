@@ -21,7 +21,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.observe import shells
 from pmwd_dist.observe.crossing import LightCone, Path
 from pmwd_dist.observe.healpix import nearest_pixel, neighbours, pixel_count
-from pmwd_dist.observe.passage import blocks_of, distance_at, images_of, passing, product, summed
+from pmwd_dist.observe.passage import blocks_of, components_first, distance_at, images_of, passing, product, summed
 from pmwd_dist.parallel.inputs import whole_number
 
 Assignment = Literal["bilinear", "nearest"]
@@ -121,30 +121,23 @@ def _images(cone: SphericalLightCone) -> np.ndarray:
 
 def _maps(path: Path, light: LightCone, *, cone: SphericalLightCone) -> Array:
     """The local part of the maps."""
-    dtype = path.start.dtype
+    path, dtype = components_first(path), path.start.dtype
     images = jnp.asarray(_images(cone), dtype)
     ranges = images[None, :, 3], images[None, :, 4]
-    blocks, first, spacing, wanted, lost = blocks_of(path, light, images[:, :3], cone.config, ranges)
-    corner = first.astype(dtype) * spacing[None]
-
+    blocks = blocks_of(path, light, images[:, :3], cone.config, ranges)
     count, share = len(cone.edges) - 1, pixel_count(cone.nside) // cone.config.decomposition.size
-    given: Any = (blocks, corner), images, (light, spacing), wanted, cone.config, (count, share)
-    # Mass of boxes beyond the images would be lost.
-    return jnp.where(lost, jnp.nan, summed(partial(_piece, cone=cone), *given))
+    shared = light, blocks.spacing
+    maps = summed(partial(_piece, cone=cone), path, blocks, images, shared, cone.config, (count, share))
+    return jnp.where(blocks.lost, jnp.nan, maps)  # mass of boxes beyond the images would be lost
 
 
 def _piece(
-    block: tuple[Path, Array],
-    image: Array,
-    shared: tuple[LightCone, Array],
-    place: Any,
-    *,
-    cone: SphericalLightCone,
+    path: Path, image: Array, shared: tuple[LightCone, Array], place: Any, *, cone: SphericalLightCone
 ) -> tuple[Array, Array]:
     """Indices in the maps and masses, for one pass, of the particles of a block that the light cone passes."""
-    (path, corner), (light, spacing) = block, shared
+    light, spacing = shared
     dtype = path.start.dtype
-    sites, passed, s = stored(passing(path, corner + image[:3], light, spacing))
+    sites, passed, s = stored(passing(path, image[:3], light, spacing))
     where = sites, path, passed.astype(dtype)
     index, total_share = cone.shells.index_and_share(distance_at(where, s))
     seen = passed & (total_share > 0)
