@@ -23,6 +23,7 @@ from pmwd_dist.parallel.distributed import ConnectionLostError, SharedError, con
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.run.common.control import Interrupted
 from pmwd_dist.run.common.folder import StartError
+from pmwd_dist.run.common.resources import larger_fraction
 from pmwd_dist.run.settings import SettingsError
 
 # Newer versions of typer bring their own click; this is the base class of usage errors in either.
@@ -133,5 +134,6 @@ def _explain(error: BaseException) -> tuple[int, list[str]]:
         return 2, [f"{usage.format_message()} (`{command} --help` lists all)"]
     first = (str(error).splitlines() or [""])[0]
     if "RESOURCE_EXHAUSTED" in first or isinstance(error, MemoryError):
-        return 1, ["the run failed: out of memory; use a smaller mesh, or more devices"]
+        remedies = ", ".join([*larger_fraction(), "use a smaller mesh"])
+        return 1, [f"the run failed: out of memory; {remedies}, or more devices"]
     return 1, [f"internal error: {type(error).__name__}: {first} (--traceback shows where)"]

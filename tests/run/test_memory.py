@@ -72,6 +72,9 @@ def test_what_does_not_fit_is_said_with_remedies(tmp_path: Path, monkeypatch: py
     assert fraction not in problem(need / 1.3)
     monkeypatch.setenv(fraction, "0.5")
     assert f"set {fraction}=0.65, " in problem(need / 1.29)
+    assert resources.larger_fraction() == [f"set {fraction}=0.95"]
+    monkeypatch.setenv(fraction, "0.95")
+    assert resources.larger_fraction() == []
     monkeypatch.setattr(resources, "device_limit", lambda: need)
     plan.check()
 

@@ -68,6 +68,13 @@ def allowed_fraction() -> float:
         return 0.75
 
 
+def larger_fraction() -> list[str]:
+    """Remedy where JAX could take more of a GPU's memory."""
+    if device_limit() is None or allowed_fraction() >= _LARGEST_FRACTION:
+        return []
+    return [f"set XLA_PYTHON_CLIENT_MEM_FRACTION={_LARGEST_FRACTION:g}"]
+
+
 def device_limit() -> int | None:
     """Memory of a device that arrays may take [bytes]; None for devices that use the memory of the host."""
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
