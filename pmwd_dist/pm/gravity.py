@@ -50,7 +50,7 @@ def acceleration(
     check_force_mesh(config)
     decomposition = config.decomposition
     run = decomposition.shard_map(
-        partial(_acceleration_block, config=config), (decomposition.spec, P()), (decomposition.spec, P())
+        partial(acceleration_block, config=config), (decomposition.spec, P()), (decomposition.spec, P())
     )
     return run(disp, factor)
 
@@ -80,7 +80,8 @@ def _nearest_meshes(cells: int, particles: int) -> list[int]:
     return [*[n for n in admitted if n < cells][-1:], *[n for n in admitted if n > cells][:1]]
 
 
-def _acceleration_block(disp: Array, factor: Table | None, config: Config) -> tuple[Array, Array]:
+def acceleration_block(disp: Array, factor: Table | None, config: Config) -> tuple[Array, Array]:
+    """`acceleration` on local blocks."""
     max_displacement = max_displacement_block(disp, config)
     meshes = force_meshes(disp, max_displacement, config, factor)
 

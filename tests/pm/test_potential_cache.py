@@ -15,6 +15,7 @@ from simulations import COSMO, configure, initial, moved
 
 import pmwd_dist as pmd
 from pmwd_dist.pm.lpt_fields import stores_second_derivatives
+from pmwd_dist.pm.stepping import potential_cache
 from pmwd_dist.pm.stepping.potential_cache import stored_potentials
 
 
@@ -49,6 +50,15 @@ def test_few_potentials_are_cached_and_never_more_for_more_steps(
         assert stored_potentials("auto", steps, config, dtype, platform) == expected
     assert stored_potentials("auto", 4, config, dtype, platform) == min(4, expected)
     assert stored_potentials(7, 5, config, dtype) == 5
+    small = 10 * max(config.mesh_shape) ** 3 <= (2**23 if platform == "cpu" else 2**26)
+    assert stored_potentials("auto", 10, config, dtype, platform, sums=True) == (10 if small else 0)
+
+
+def test_potentials_are_fewer_where_the_memory_of_a_gpu_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1024^3 particles on 75 % of an H200, and on less than a gradient takes without potentials."""
+    for room, expected in ((1.1e11, 6), (1e12, 9), (6e10, 0)):
+        monkeypatch.setattr(potential_cache, "_memory", lambda config, room=room: room)
+        assert stored_potentials("auto", 10, of_size(1024), jnp.float32, "gpu") == expected
 
 
 def test_small_meshes_keep_second_derivatives() -> None:

@@ -95,13 +95,19 @@ def evolve_vjp(
     def body(carry: _Carry, now: _StepInput, potentials: tuple[Array, ...]) -> tuple[_Carry, _StepGrads]:
         kicked, step, ct_a0 = carry.kicked, now.step, jnp.zeros_like(now.a0)
         ct_a1, ct, ct_args = through_saves(kicked, now, (jnp.zeros_like(now.a1), carry.ct, carry.args))
-        direct = None  # cotangents of the particles before the step, through the sum only
+        entry, direct = (
+            Entry(potentials, now.slot),
+            None,
+        )  # cotangents of the particles before the step, through the sum only
         if accumulate is not None:
-            start = undo_step(kicked, step, now.good, config).with_unit(step.unit0)
-            at = Epoch(now.a0, start), Epoch(now.a1, finish_step(kicked, step, config)), floating
-            sums = Epoch(ct_a0, jax.tree.map(jnp.zeros_like, ct)), Epoch(ct_a1, ct), ct_args
+            start, entry = undo_step(kicked, step, now.good, config, entry)
+            at = Epoch(now.a0, start.with_unit(step.unit0)), Epoch(now.a1, finish_step(kicked, step, config)), floating
+            nothing = jax.tree.map(lambda x: jnp.zeros((), x.dtype), ct)  # arrays of zeros would be stored
+            sums = Epoch(ct_a0, nothing), Epoch(ct_a1, ct), ct_args
             (ct_a0, direct), (ct_a1, ct), ct_args = pull(accumulate, now.good, at, cotangents.accumulated, sums)
-        kicked, ct, by_coefficient = _step_vjp(now, AdjointState.join(kicked, ct), potentials, config)
+            # Otherwise XLA keeps the force, and takes a further pass over the particles.
+            kicked, entry, ct, direct = barrier((kicked, entry, ct, direct))
+        kicked, ct, by_coefficient = _step_vjp(now, AdjointState.join(kicked, ct), entry, config)
         ct = ct if direct is None else jax.tree.map(jnp.add, ct, direct)
         return _Carry(kicked, ct, ct_args), _StepGrads(by_coefficient, ct_a0, ct_a1)
 
@@ -209,7 +215,7 @@ def _add_vjp(
 
 
 def _step_vjp(
-    now: _StepInput, state: AdjointState, potentials: tuple[Array, ...], config: Config
+    now: _StepInput, state: AdjointState, entry: Entry, config: Config
 ) -> tuple[ExactParticles, Particles, Coefficients]:
     """VJP of a step, and reversal from its kick to the kick of the step before.
 
@@ -220,7 +226,7 @@ def _step_vjp(
       its coefficients.
     """
     undo, drifts = _reversal(now, resolution(config, state.disp.dtype))
-    state, grads = gravity_vjp.step_vjp(state, undo, drifts, now.factor, Entry(potentials, now.slot), config)
+    state, grads = gravity_vjp.step_vjp(state, undo, drifts, now.factor, entry, config)
     kicked, ct = state.split()
     return kicked, ct, _by_coefficient(now, grads)
 

@@ -107,7 +107,7 @@ def step_vjp(
     """
     spec = config.decomposition.spec
     run = config.decomposition.shard_map(
-        partial(_step_vjp_block, config=config), (spec, P(), P(), P(), entry_spec(entry, config)), (spec, P(), P())
+        partial(_step_vjp_block, config=config), (spec, P(), P(), P(), entry_spec(config)), (spec, P(), P())
     )
     state, sums, by_factor = run(state, undo, drifts, factor, entry)
     return state, CoefficientGrads(*sums, factor=by_factor)
@@ -152,7 +152,7 @@ def cached_step_vjp(
     spec = config.decomposition.spec
     run = config.decomposition.shard_map(
         partial(_drift_and_kick_block, config=config),
-        (_pending_spec(config), P(), P(), entry_spec(entry, config)),
+        (_pending_spec(config), P(), P(), entry_spec(config)),
         (spec, spec, P(), P()),
     )
     state, mesh, (first, *sums), by_factor = run(pending, undo, factor, entry)

@@ -33,13 +33,22 @@ _SMALL, _SMALL_ON_CPUS = 2**28, 2**25
 # Size of a larger cache [numbers a particle]; the second and the third on GPUs with at most as many cells as particles,
 # and on several devices.
 _NUMBERS, _NUMBERS_ON_GPU, _NUMBERS_DIVIDED = 6, 9, 3
+# Memory of a gradient on one GPU with as many cells as particles without potentials [numbers a particle], and the share
+# of the memory for arrays that it may take with them.
+_OTHERS_ON_GPU, _SHARE = 18, 0.95
 # Memory of a gradient on one of several GPUs, with at most as many cells as particles [numbers a particle]: upper
 # limit, particles, and each painted cell, as XLA plans it.
 _BOUND, _PARTICLES_DIVIDED, _PAINTED = 30, 15.5, 4
 
 
-def stored_potentials(wanted: Stored, steps: int, config: Config, dtype: Any, platform: str | None = None) -> int:
-    """Number of last steps whose potentials a gradient stores: the wanted one, or by the platform for "auto"."""
+def stored_potentials(
+    wanted: Stored, steps: int, config: Config, dtype: Any, platform: str | None = None, *, sums: bool = False
+) -> int:
+    """Number of last steps whose potentials a gradient stores: the wanted one, or by the platform for "auto".
+
+    With sums on the way only a small cache: their particles take its memory, and their backward pass knows the
+    potential of a step.
+    """
     if wanted != "auto":
         return min(wanted, steps)
     platform = platform or config.decomposition.platform
@@ -48,12 +57,27 @@ def stored_potentials(wanted: Stored, steps: int, config: Config, dtype: Any, pl
     numbers = num_force_meshes(config) * cells  # of one step
     if steps * numbers / devices * np.dtype(dtype).itemsize <= (_SMALL_ON_CPUS if platform == "cpu" else _SMALL):
         return steps
+    if sums:
+        return 0
     more = cells <= particles and platform == "gpu"
     if devices > 1:
         limit = _spare_when_divided(config) if more else _NUMBERS_DIVIDED
     else:
-        limit = _NUMBERS_ON_GPU if more else _NUMBERS
+        limit = _spare(config, dtype) if more else _NUMBERS
     return min(steps, limit * particles // numbers)
+
+
+def _spare(config: Config, dtype: Any) -> int:
+    """Numbers a particle within the memory of the GPU of a gradient."""
+    numbers = _SHARE * _memory(config) / (math.prod(config.particle_shape) * np.dtype(dtype).itemsize)
+    return int(max(0, min(numbers - _OTHERS_ON_GPU, _NUMBERS_ON_GPU)))
+
+
+def _memory(config: Config) -> float:
+    """Memory for arrays of the first device [bytes], infinite where it is not known."""
+    if config.decomposition.is_abstract:
+        return math.inf
+    return (config.decomposition.mesh.devices.flat[0].memory_stats() or {}).get("bytes_limit", math.inf)
 
 
 def _spare_when_divided(config: Config) -> int:
@@ -84,9 +108,9 @@ class Entry(NamedTuple):
     slot: Array
 
 
-def entry_spec(entry: Entry, config: Config) -> Entry:
+def entry_spec(config: Config) -> Entry:
     """Partition specs of an entry."""
-    return Entry((_spec(config),) * len(entry.potentials), P())  # type: ignore[arg-type]
+    return Entry(_spec(config), P())  # type: ignore[arg-type]
 
 
 def empty(count: int, disp: Float[Array, "px py pz 3"], config: Config) -> tuple[Array, ...]:
@@ -118,6 +142,12 @@ def _integers(dtype: Any) -> Any:
 
 
 # --- on local blocks, inside shard_map ---------------------------------------------------------------------
+
+
+def of_meshes(meshes: Sequence[Array]) -> Entry:
+    """Entry of a cache that holds these force meshes alone."""
+    bits = (jax.lax.bitcast_convert_type(mesh, _integers(mesh.dtype))[None] for mesh in meshes)
+    return Entry(tuple(bits), jnp.zeros((), jnp.int32))
 
 
 def updated(entry: Entry, meshes: Sequence[Array]) -> tuple[Array, ...]:

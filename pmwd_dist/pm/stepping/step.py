@@ -20,10 +20,11 @@ from pmwd_dist._jax.order import barrier
 from pmwd_dist._jax.program import filter_jit, jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
+from pmwd_dist.ops import cic
 from pmwd_dist.ops.momenta import momentum, pack, rounded, to_integers
 from pmwd_dist.ops.rounding import round_straight_through
 from pmwd_dist.ops.step import KickDrift, kick_drift
-from pmwd_dist.pm.gravity import acceleration, force_meshes, padded_force
+from pmwd_dist.pm.gravity import acceleration_block, force_meshes, padded_force
 from pmwd_dist.pm.paint import block_geometry, halo_limit, largest_on_devices, max_displacement_block, with_halo
 from pmwd_dist.pm.particles import ExactParticles, Particles, largest, momentum_unit, resolution, significant_bits
 from pmwd_dist.pm.potential_factor import PotentialFactor, Table, kick_scale_factor, tabulate, with_neutrinos
@@ -181,7 +182,7 @@ def _kick_and_drift(
     config: Config,
 ) -> tuple[ExactParticles, Float[Array, ""], tuple[Array, ...]]:
     """Kick by the acceleration, then take two drifts, see `KickDrift`."""
-    spec, cache = config.decomposition.spec, potential_cache.entry_spec(entry, config)
+    spec, cache = config.decomposition.spec, potential_cache.entry_spec(config)
     specs = (spec, P(), P(), P(), cache), (spec, P(), cache.potentials)
     run = config.decomposition.shard_map(partial(_kick_and_drift_block, config=config), *specs)
     return run(particles, max_displacement, coefficients, factor, entry)
@@ -237,14 +238,54 @@ def finish_step(kicked: ExactParticles, step: Step, config: Config) -> Particles
     return drifted(kicked.with_unit(step.unit1), step.last, config)
 
 
-def undo_step(kicked: ExactParticles, step: Step, good: Array, config: Config) -> ExactParticles:
+def undo_step(
+    kicked: ExactParticles, step: Step, good: Array, config: Config, entry: Entry
+) -> tuple[ExactParticles, Entry]:
     """Reverse the kick and the first drift: v0 = (v1 / unit1 - kick * acceleration(x)) * unit0,  x0 = x - first * v0.
 
     A failed step has moved nothing, and the force at its particles may not be finite.
+
+    Returns:
+      The particles at the start of the step, and the entry, with the potential of the step if it was empty.
     """
-    force, _ = acceleration(jnp.where(good, kicked.disp, 0), config, step.factor)
-    kick = step.kick * force
+    force, entry = _force(jnp.where(good, kicked.disp, 0), step.factor, entry, config)
+    kick = step.kick * jnp.where(good, force, 0)
     vel = (momentum(kicked.momenta, step.unit1) / step.unit1 - kick) * step.unit0
     momenta = pack(to_integers(kicked.momenta) - rounded(kick)[0], vel)
     start = drifted(ExactParticles(kicked.disp, momenta).with_unit(step.unit0), -step.first, config)
-    return ExactParticles(start.disp, momenta)
+    return ExactParticles(start.disp, momenta), entry
+
+
+@partial(jit, static_argnames="config")
+def _force(disp: Array, factor: Table | None, entry: Entry, config: Config) -> tuple[Array, Entry]:
+    """`gravity.acceleration` with the potential of an entry, and the entry."""
+    spec, cache = config.decomposition.spec, potential_cache.entry_spec(config)
+    run = config.decomposition.shard_map(partial(_force_block, config), (spec, P(), cache), (spec, cache))
+    return run(disp, factor, entry)
+
+
+def _force_block(config: Config, disp: Array, factor: Table | None, entry: Entry) -> tuple[Array, Entry]:
+    if not entry.potentials:
+        meshes = force_meshes(jax.lax.stop_gradient(disp), max_displacement_block(disp, config), config, factor)
+        entry = potential_cache.of_meshes(meshes)
+    return _stored_force(config, disp, factor, entry), entry
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _stored_force(config: Config, disp: Array, factor: Table | None, entry: Entry) -> Array:
+    """Force of a stored potential; derivatives compute the potential at the displacements."""
+    del factor
+
+    def read(halo: int, disp: Array, *sources: Array) -> Array:
+        fields = potential_cache.cached_force(config, halo, *sources)
+        return cic.read(disp, fields, block_geometry(config, halo))[..., 0, :]
+
+    return with_halo(max_displacement_block(disp, config), config, read, disp, *potential_cache.sources(entry, config))
+
+
+@_stored_force.defjvp
+def _stored_force_jvp(config: Config, primals: Any, tangents: Any) -> tuple[Array, Array]:
+    def force(disp: Array, factor: Table | None) -> Array:
+        return acceleration_block(disp, factor, config)[0]
+
+    return jax.jvp(force, primals[:2], tangents[:2])
