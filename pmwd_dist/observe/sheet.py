@@ -42,8 +42,13 @@ def slab_density(particles: Particles, config: Config, planes: int) -> Float[Arr
       ValueError: the particles are not Particles of this config.
     """
     disp = inputs.checked_particles(particles, config).disp
-    low, count = _lattice_planes(float(max_abs(disp[..., 2])), planes, config)
+    low, count = _lattice_planes(float(_farthest(disp)), planes, config)
     return _slab_density(disp, np.int32(low), config, planes, count)
+
+
+@jit
+def _farthest(disp: Array) -> Array:
+    return max_abs(disp[..., 2])
 
 
 def _lattice_planes(max_displacement: float, planes: int, config: Config) -> tuple[int, int]:

@@ -71,7 +71,7 @@ class View:
 
     def growth(self, k: Any) -> Array:
         """Linear growth factor at wavenumbers [h/Mpc]."""
-        return growth_table_to(2, self.simulation.cosmo).linear(k, self.a)[0]
+        return growth_table_to(self.simulation.config.lpt_order, self.simulation.cosmo).linear(k, self.a)[0]
 
     def linear_modes(self) -> Array:
         """The linear modes."""

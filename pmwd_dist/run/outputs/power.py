@@ -44,7 +44,7 @@ class Power(Output):
         With massive neutrinos both are spectra of cold matter, and the one of all matter is a column.
         """
         spectrum, a = power_spectrum(view.density, view.config), 1 / (1 + view.z)
-        table = growth_table_to(2, view.simulation.cosmo)
+        table = growth_table_to(view.config.lpt_order, view.simulation.cosmo)  # compiled for the steps
         # linear_power is singular at k = 0, the mean wavenumber of a bin without modes.
         k, response = np.maximum(np.asarray(spectrum.k, float), 1e-8), table.response
         linear = view.simulation.linear_power(k) * np.asarray(table.linear(k, a)[0], float) ** 2
