@@ -4,8 +4,9 @@
     XLA_PYTHON_CLIENT_PREALLOCATE=true python benchmarks/memory.py run:1024
 
 A case is what (run or gradient), particles along a side, and any of mesh (cells per particle along a side), devices,
-halo, lpt and steps. Each runs in a process of its own and prints a line of JSON with bytes a particle of one device;
-the allocator's peaks are those of all stages so far. A run is that of `pmwd-dist run`, without snapshots.
+halo, lpt, steps, and cone (sphere, flat or counts) for the gradient of a light cone. Each runs in a process of its own
+and prints a line of JSON with bytes a particle of one device; the allocator's peaks are those of all stages so far. A
+run is that of `pmwd-dist run`, without snapshots.
 Where there is no GPU, as many CPU devices are made as needed, and there are no peaks.
 """
 
@@ -34,13 +35,14 @@ class Case(NamedTuple):
     halo: str = "auto"
     lpt: int = 2
     steps: int = 10
+    cone: str = "none"
 
 
 def parse(text: str) -> Case:
     """The case of a text such as run:512:devices=2x1."""
     what, n, *rest = text.split(":")
     given = dict(item.split("=", 1) for item in rest)
-    kinds: dict[str, Any] = {"mesh": float, "devices": str, "halo": str, "lpt": int, "steps": int}
+    kinds: dict[str, Any] = {"mesh": float, "devices": str, "halo": str, "lpt": int, "steps": int, "cone": str}
     if what not in {"run", "gradient"} or not set(given) <= set(kinds):
         raise SystemExit(f"{text}: not a case; see the head of this file")
     return Case(what, int(n), **{name: kinds[name](value) for name, value in given.items()})
@@ -80,24 +82,45 @@ def run(plan: Any) -> dict[str, Any]:
     return {"planned": planned, "peak": peaks, "seconds": statistics.median(event.fields["seconds"] for event in steps)}
 
 
-def gradient(plan: Any) -> dict[str, Any]:
-    """Plan and peak of a gradient with respect to the white noise [bytes]."""
+def gradient(plan: Any, kind: str) -> dict[str, Any]:
+    """Plan and peak of a gradient with respect to the white noise, and the time of the second call [bytes, s]."""
+    import time
+
     import jax
     import jax.numpy as jnp
+    import numpy as np
 
     import pmwd_dist as pmd
+    from pmwd_dist import infer
     from pmwd_dist.run.common.resources import peak_memory, planned
 
     config, cosmo = plan.simulation.config, plan.simulation.cosmo
 
+    edges, cones = np.linspace(0, 0.5 * config.box_size[0], 6), pmd.observe
+    options: Any = {"shell_assignment": "linear"}
+    accumulate: Any = {
+        "sphere": lambda: cones.SphericalLightCone(config, edges, config.mesh_shape[0] // 2, **options),
+        "flat": lambda: cones.FlatSkyLightCone(config, edges, **options),
+    }.get(kind, lambda: None)()
+
     def loss(noise: Any) -> Any:
+        if kind == "counts":
+            observable = infer.LagrangianGalaxies(b1=1.0)
+            observer = tuple(side / 2 for side in config.box_size)
+            return jnp.mean(
+                infer.Simulation(config, cosmo, observable=observable, observer=observer)(noise, {})[0] ** 2
+            )
         particles = pmd.lpt(pmd.linear_modes(noise, cosmo, config), cosmo, config)
-        return jnp.mean(pmd.density(pmd.nbody(particles, cosmo, config).particles, config) ** 2)
+        solution = pmd.nbody(particles, cosmo, config, accumulate=accumulate)
+        field = pmd.density(solution.particles, config) if accumulate is None else solution.accumulated
+        return jnp.mean(field**2)
 
     noise = pmd.white_noise(jax.random.key(1), config)
     program = jax.jit(jax.value_and_grad(loss)).lower(noise).compile()
     jax.block_until_ready(program(noise))
-    return {"planned": [planned(program)], "peak": [peak_memory()]}
+    began = time.perf_counter()
+    jax.block_until_ready(program(noise))
+    return {"planned": [planned(program)], "peak": [peak_memory()], "seconds": time.perf_counter() - began}
 
 
 def measure(case: Case) -> dict[str, Any]:
@@ -107,7 +130,7 @@ def measure(case: Case) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         plan = plan_of(case, Path(folder))
         config = plan.simulation.config
-        record = run(plan) if case.what == "run" else gradient(plan)
+        record = run(plan) if case.what == "run" else gradient(plan, case.cone)
     stages = ("initial", "step", "output") if case.what == "run" else ("gradient",)
     own = math.prod(config.particle_shape) / config.decomposition.size
     if jax.default_backend() == "cpu":
