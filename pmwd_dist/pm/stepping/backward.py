@@ -95,10 +95,7 @@ def evolve_vjp(
     def body(carry: _Carry, now: _StepInput, potentials: tuple[Array, ...]) -> tuple[_Carry, _StepGrads]:
         kicked, step, ct_a0 = carry.kicked, now.step, jnp.zeros_like(now.a0)
         ct_a1, ct, ct_args = through_saves(kicked, now, (jnp.zeros_like(now.a1), carry.ct, carry.args))
-        entry, direct = (
-            Entry(potentials, now.slot),
-            None,
-        )  # cotangents of the particles before the step, through the sum only
+        entry, direct = Entry(potentials, now.slot), None  # cotangents of the particles before, through the sum only
         if accumulate is not None:
             start, entry = undo_step(kicked, step, now.good, config, entry)
             at = Epoch(now.a0, start.with_unit(step.unit0)), Epoch(now.a1, finish_step(kicked, step, config)), floating
