@@ -126,6 +126,9 @@ def test_check_warns_of_shells_that_end_before_the_sources(tmp_path: Path) -> No
     short, thick = (x for x in SimulationJob.of(read(file), tmp_path / "out").check() if "growth" not in x)
     assert short.startswith("warning: observe.light_cone.edges: shells of 0 to 200 Mpc/h leave out ")
     assert thick.startswith("warning: observe.light_cone.edges: a shell is thicker than the box")
+    galaxies = "[observe.galaxies]\nlight_cone = true\nsmoothing = 64\nn_z = [[0.0, 0.01], [0.012, 0.01]]\n"
+    file.write_text(text.replace("[0.05, 0.2]", "0.05") + 'sky = "sphere"\nnside = 4\n' + galaxies)
+    assert any("observe.light_cone.shift: rotates the rep" in x for x in SimulationJob.of(read(file), tmp_path).check())
 
 
 def test_scales_that_a_likelihood_compares_are_converged_or_warned_of() -> None:

@@ -76,6 +76,13 @@ class GalaxyCone(Output):
             return [f"observe.galaxies.{key}: {error.reason}"]
         return []
 
+    def warnings(self, simulation: SimulationSetup) -> list[str]:
+        """A warning that lensing maps show other structures behind the first repetition of the box."""
+        if getattr(simulation.light_cone, "seed", None) is None:
+            return []
+        text = "rotates the repetitions of the box for the lensing, and not for galaxies"
+        return [f"observe.light_cone.shift: {text}; use false for their cross-correlation"]
+
     def cone_galaxies(self, simulation: SimulationSetup, times: Sequence[float], data: Arrays) -> ConeGalaxies:
         """No galaxies so far."""
         modes = modes_of(simulation)
