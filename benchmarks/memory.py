@@ -103,15 +103,6 @@ def gradient(plan: Any, kind: str) -> dict[str, Any]:
         "flat": lambda: cones.FlatSkyLightCone(config, edges, **options),
     }.get(kind, lambda: None)()
 
-<<<<<<< HEAD
-    def loss(noise: Any) -> Any:
-        if kind == "counts":
-            observable = infer.LagrangianGalaxies(b1=1.0)
-            observer = tuple(side / 2 for side in config.box_size)
-            return jnp.mean(
-                infer.Simulation(config, cosmo, observable=observable, observer=observer)(noise, {})[0] ** 2
-            )
-=======
     model, centre = None, tuple(side / 2 for side in config.box_size)
     if kind == "counts":
         model = infer.Simulation(config, cosmo, observable=infer.LagrangianGalaxies(b1=1.0), observer=centre)
@@ -119,7 +110,6 @@ def gradient(plan: Any, kind: str) -> dict[str, Any]:
     def loss(noise: Any) -> Any:
         if model is not None:
             return jnp.mean(model(noise, {})[0] ** 2)
->>>>>>> 2424f5c4 (Measure gradients of light cones in benchmarks/memory.py)
         particles = pmd.lpt(pmd.linear_modes(noise, cosmo, config), cosmo, config)
         solution = pmd.nbody(particles, cosmo, config, accumulate=accumulate)
         field = pmd.density(solution.particles, config) if accumulate is None else solution.accumulated
