@@ -233,7 +233,7 @@ def parameters(cosmo: Cosmology) -> Parameters:
     missing = [name for name in _REQUIRED if not hasattr(cosmo, name)]
     if len(missing) == len(_REQUIRED):
         constraint = f"is a {type(cosmo).__name__} and must be a cosmology, such as jax_cosmo.Planck15()"
-        remedy = "it is the second argument, as in growth(a, cosmo) or lpt(modes, cosmo, config)"
+        remedy = "look at the order of the arguments, as in growth(a, cosmo) or lpt(modes, cosmo, config)"
         raise ArgumentError("cosmo", cosmo, constraint, remedy, show_value=False)
     if missing:
         raise ValueError(

@@ -305,9 +305,9 @@ def test_noise_of_each_cell_is_read_and_part_of_what_a_run_is(tmp_path: Path) ->
     np.testing.assert_allclose(plan.model.likelihood.sigma, sigma)
     assert any("noise.h5:/sigma" in line for line in plan.lines())
     slope = 'priors.slope={ kind = "normal", mean = 0.5, sd = 0.3 }'
-    numbers = "likelihood.k_max=0.3", "likelihood.small_scale_noise=3.0", slope
+    numbers = "likelihood.k_max=0.2", "likelihood.small_scale_noise=3.0", slope
     likelihood: Any = plan_of(tmp_path / "run", "likelihood.sigma=noise.h5:/sigma", *numbers).model.likelihood
-    assert (likelihood.k_max, likelihood.small_scale_noise, likelihood.slope) == (0.3, 3.0, "slope")
+    assert (likelihood.k_max, likelihood.small_scale_noise, likelihood.slope) == (0.2, 3.0, "slope")
     first = identity(plan)
     with h5py.File(tmp_path / "noise.h5", "r+") as file:
         file["sigma"][1, 2, 3] *= 1.1
