@@ -60,8 +60,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
       >>> run = pmd.load_config("runs/first/config.toml")
       >>> modes = pmd.linear_modes(run.noise, run.cosmo, run.config, linear_power=run.linear_power, f_nl=run.f_nl)
       >>> particles = pmd.lpt(modes, run.cosmo, run.config)
-      >>> options = {"solver": run.solver, "saveat": run.saveat, "potential_factor": run.potential_factor}
-      >>> solution = pmd.nbody(particles, run.cosmo, run.config, **options)
+      >>> factor, times = run.potential_factor, run.saveat
+      >>> made = pmd.nbody(particles, run.cosmo, run.config, solver=run.solver, saveat=times, potential_factor=factor)
     """
     if isinstance(overrides, str):
         raise ArgumentError("overrides", overrides, "must be a list", f"pass [{overrides!r}]")

@@ -81,7 +81,7 @@ def write(path: Path, particles: pmd.Particles, layout: str, order: str, shift: 
 def test_sites_are_found(tmp_path: Path, initial: pmd.Particles, order: str, shift: float):
     """In Gadget's format without units; the lattice beside ours leaves a mean displacement of half a spacing."""
     path, config = write(tmp_path / "s.hdf5", initial, "gadget2", order, shift), make_config((1, 1))
-    found = pmd.load_initial_conditions(path, pmd.growth_table(COSMO), config)
+    found = pmd.load_initial_conditions(path, COSMO, config)
     mean = np.asarray(found.disp).mean((0, 1, 2)) / SPACING
     np.testing.assert_allclose(np.abs(mean), shift, atol=1e-6)
     later = np.rint(shift - mean).astype(int)  # sites by which rounded positions may be off along each axis

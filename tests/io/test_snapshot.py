@@ -124,7 +124,7 @@ def test_checksums_are_those_of_hdf5(tmp_path: Path, values, rows):
 def test_gadget_file_holds_what_readers_expect(tmp_path: Path, cosmo, single):
     config = make_config(single)
     particles = make_particles(config)
-    path = save_snapshot(tmp_path / "s.hdf5", particles, pmd.growth_table(cosmo), config, A)
+    path = save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A)
     with h5py.File(path) as file:
         header = file["Header"].attrs
         count = math.prod(SHAPE)

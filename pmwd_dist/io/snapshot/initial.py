@@ -19,7 +19,7 @@ from pmwd_dist._checks import check_flag
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to, parameters_of
+from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY, Cosmology, parameters
 from pmwd_dist.io.snapshot.base import KM_S_PER_H0
 from pmwd_dist.io.snapshot.header import SnapshotHeader, named_background, read_header, snapshot_files
@@ -40,7 +40,7 @@ _BULK = 0.1  # largest mean velocity [rms of velocities]
 
 
 def load_initial_conditions(
-    path: str | Path, cosmo: Cosmology | GrowthTable, config: Config, *, check_motion: bool = True
+    path: str | Path, cosmo: Cosmology, config: Config, *, check_motion: bool = True
 ) -> Particles:
     """Read initial conditions, particles of one mass on a lattice, onto the devices of a config. Collective.
 
@@ -49,7 +49,7 @@ def load_initial_conditions(
 
     Args:
       path: a file in the format of Gadget or SWIFT, any of a set (name.0.hdf5), their common name, or a folder.
-      cosmo: cosmology of the simulation, or its `growth_table`.
+      cosmo: cosmology of the simulation.
       config: the simulation; its box, lattice and a_start must agree with the file.
       check_motion: whether velocities must follow linear growth of the displacements, on scales where this holds:
         a difference beyond 3 % is a warning, and beyond 10 % an error. A mean velocity beyond 10 % of the rms is a
@@ -66,7 +66,6 @@ def load_initial_conditions(
     """
     check_config(config)
     check_flag(check_motion, "check_motion")
-    cosmo = parameters_of(cosmo)
     with raise_on_all_processes():
         found = find_initial_conditions(Path(path), cosmo, config, check_motion=check_motion)
     return found.read(cosmo, config, partial(warnings.warn, stacklevel=4))

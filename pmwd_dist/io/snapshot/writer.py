@@ -19,7 +19,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import remove, reserve, temporary, write_aside
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import parameters_of
+from pmwd_dist.cosmology.parameters import parameters
 from pmwd_dist.io.snapshot.base import GADGET, Part, Precision, SnapshotFormat
 from pmwd_dist.io.snapshot.chunks import Chunk, Layout, chunk_rows, chunks
 from pmwd_dist.io.snapshot.content import File
@@ -54,7 +54,7 @@ def save_snapshot(
     Args:
       path: path of the file.
       particles: particles at scale factor a, displacements and momenta [Mpc/h].
-      cosmo: cosmology of the header, or its `growth_table`.
+      cosmo: cosmology of the header.
       config: configuration of the simulation.
       a: scale factor.
       format: "gadget" or "swift".
@@ -96,7 +96,7 @@ class Snapshot:
         # Momenta are divided over devices as displacements are.
         a = inputs.scale_factor(a)
         particles = jax.device_put(inputs.checked_particles(particles, config, a), config.decomposition.sharding)
-        cosmo = parameters_of(cosmo)
+        parameters(cosmo)  # complete
         kind, self._filters = _checked(config, **options)
         blocks = [shard.data.shape[:3] for shard in particles.disp.addressable_shards if shard.replica_id == 0]
         part = Part(sum(map(math.prod, blocks)), jax.process_count(), cosmo, config, a, kind.positions)
