@@ -37,7 +37,7 @@ _EQUAL = 1e-4  # largest relative difference of their masses
 def measure_halos(path: Path, output: Path | None, length_unit: str | None, **options: Any) -> list[str]:
     """Find halos of the dark matter in a snapshot, and write their catalogue and mass function (M200m). Collective.
 
-    Masses of spheres are those of a flat LCDM universe; beside gas and stars, of dark matter over its own mean density.
+    Masses of spheres assume a flat LCDM universe; beside gas and stars, dark matter is taken over its own mean density.
 
     Args:
       path: snapshot.

@@ -172,7 +172,7 @@ def _shifted(source: Source, delta_z: ArrayLike | None) -> Source:
 
 
 def _of_sources(density: Any, maps: Convergence) -> np.ndarray:
-    """Density of the galaxies of each source, in a shape that broadcasts to that of the data."""
+    """Density of the galaxies of each source, in a shape that broadcasts to the data."""
     check_number(density, "density", _LEAST, unit="per square arcminute", several=True, constant=True)
     density = np.asarray(density, float)
     if density.shape not in ((), (1,), maps.shape[:1]):
@@ -241,7 +241,7 @@ class ShapeNoise(Likelihood):
         self.sigma = jnp.asarray(ellipticity / np.sqrt(number), float)
 
     def _spread(self, values: Any, name: str, maps: Convergence) -> Any:
-        """A mask or a map of each source, or of all, in a shape that broadcasts to that of the data."""
+        """A mask or a map of each source, or of all, in a shape that broadcasts to the data."""
         if values is None:
             return None
         check_unmasked(values, name)

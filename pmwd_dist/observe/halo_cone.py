@@ -35,7 +35,7 @@ def halo_light_cone(
 
     Each distance takes the halos of the catalogue with the nearest distance on the light cone. Their cores move in a
     straight line in the growth factor, x = x_i + (dx/dD)_i (D - D_i), until light passes them, as particles do in a
-    step. Masses are those of the catalogue: halos do not grow or merge meanwhile. The box is repeated around the
+    step. Masses stay as in the catalogue: halos do not grow or merge meanwhile. The box is repeated around the
     observer by shifts of its sides, as for `galaxy_light_cone`. The light cone reaches from the distance of the last
     catalogue to the one of the first. Catalogues after a = 1 have no part in it.
 

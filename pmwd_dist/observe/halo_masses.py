@@ -40,7 +40,7 @@ def overdensity_masses(
 
     A sphere with mean density Delta times the mean ("200m") or critical density ("200c") has this mass, and one with
     the density of Bryan & Norman (1998) the mass "vir": Delta_c = 18 pi^2 + 82 x - 39 x^2 with x = Omega_m(a) - 1, a
-    fit for flat LCDM. Densities are those of cold matter. It is the innermost such sphere with more than ten particles.
+    fit for flat LCDM. Densities are of cold matter. It is the innermost such sphere with more than ten particles.
     Both numbers are 0 where a core never has the density, or has it within a much larger halo: in a sphere of twice the
     radius that the mass of the group has at "200m". A warning says that most of the large halos have no core.
 
@@ -55,7 +55,7 @@ def overdensity_masses(
       and `halo_r200c`, comoving [Mpc/h].
 
     Raises:
-      ValueError: the particles are made for another scale factor or box than that of the halos, or the cosmology is
+      ValueError: the particles are made for another scale factor or box than the halos, or the cosmology is
         another one.
 
     Warns:

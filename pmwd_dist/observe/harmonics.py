@@ -51,7 +51,7 @@ def analyse(
 
 
 def analyse_spin2(values: Float[Array, "2 pixels"], nside: int, lmax: int) -> Float[Array, "2 2 l m"]:
-    """Coefficients of the E and B modes of a spin-2 map, whose E modes are those of `synthesise_spin2`."""
+    """Coefficients of the E and B modes of a spin-2 map, with the E modes of `synthesise_spin2`."""
     # The transpose of the synthesis counts m > 0 twice.
     weight = 4 * math.pi / pixel_count(nside) / np.where(np.arange(lmax + 1) > 0, 2, 1)
     like = jnp.zeros((2, 2, lmax + 1, lmax + 1), values.dtype)

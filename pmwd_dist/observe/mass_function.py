@@ -40,7 +40,7 @@ class MassFunction(NamedTuple):
 
 
 def mass_function(halos: HaloCatalogue, edges: Any = None, *, definition: str = "fof") -> MassFunction:
-    """Mass function of halos, whose error is that of Poisson numbers: N^(1/2) for N halos in a bin.
+    """Mass function of halos, with the error of Poisson numbers: N^(1/2) for N halos in a bin.
 
     Args:
       halos: halos of `friends_of_friends`; with `overdensity_masses` for another definition than "fof".
@@ -80,7 +80,7 @@ def tinker_mass_function(
     """Mass function dn/dlnM of Tinker et al. (2008) for "200m" [(h/Mpc)^3], in a universe of linear power P(k).
 
     dn/dlnM = f(sigma) rho / M dln(1/sigma)/dlnM with f = A ((sigma / b)^-alpha + 1) exp(-c / sigma^2), their equations
-    2 to 8 and the parameters of their table 2, measured at z <= 2.5. Density and power are those of cold matter.
+    2 to 8 and the parameters of their table 2, measured at z <= 2.5. Density and power are of cold matter.
 
     Args:
       mass: masses M200m [Msun/h].

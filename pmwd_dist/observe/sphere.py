@@ -46,7 +46,7 @@ class SphericalLightCone(shells.ShellLightCone):
         or "nearest".
       shell_assignment: assignment of a mass to shells by its distance: "nearest" for one shell, or "linear" for two,
         with derivatives with respect to the distance (`Shells`).
-      seed: seed of the symmetries and places, from the second repetition on; default: those of the first one.
+      seed: seed of the symmetries and places, from the second repetition on; default: none, all as in the first one.
 
     Raises:
       ValueError: an argument is out of its range.

@@ -19,7 +19,7 @@ _SHRINKING = 0.9  # ratio of the radii of two spheres
 def group_labels(points: np.ndarray, sides: Sequence[float], length: float) -> np.ndarray:
     """Label of each point, the least index in its group; points at a distance of at most `length` belong to one group.
 
-    Distances are those of the nearest images, in double precision. Without the native op SciPy finds the pairs, at
+    Distances are between the nearest images, in double precision. Without the native op SciPy finds the pairs, at
     some 35 bytes each. On a GPU jztree, where it is installed, finds the groups of a cube, in single precision.
 
     Args:
@@ -98,7 +98,7 @@ def group_moments(points: np.ndarray, velocities: np.ndarray, starts: np.ndarray
 
 
 def _cores(x: np.ndarray, number: np.ndarray, centre: np.ndarray) -> np.ndarray:
-    """Centres of shrinking spheres, from those of mass, of groups with numbers of points at x."""
+    """Centres of shrinking spheres, from the centres of mass on, of groups with numbers of points at x."""
     centre, who = centre.copy(), np.arange(len(number))
     few = np.maximum(number / _FEW, np.minimum(number, _FEW))
     squared = np.maximum.reduceat(_squares(x, centre, number), np.cumsum(number) - number)

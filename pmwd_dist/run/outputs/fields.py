@@ -88,7 +88,7 @@ class Fields(Output):
         return []
 
     def _config(self, config: Config) -> Config:
-        """A configuration with the mesh of the fields, and a halo as wide as that of the simulation."""
+        """A configuration with the mesh of the fields, and a halo as wide as in the simulation."""
         division = config.decomposition
         if self.mesh not in (None, config.mesh_shape) and division.backend.needs_opening:
             division = Decomposition(mesh=division.mesh, spec=division.spec, backend="xla")  # it has other meshes
