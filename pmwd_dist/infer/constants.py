@@ -33,9 +33,11 @@ AWAY = 2.5  # distance from the mean of a parameter [standard deviations]: 1 % o
 ASIDE = 0.5  # half the distance of a difference of gradients, about the distance of a step along one direction
 ITERATIONS, FURTHER = 12, 2  # power iterations at positions; at extremes, where directions are nearly known
 
-# Checks of the draws (`chain.diagnostics`, `sampling`).
+# Ranges of numbers of likelihoods (`gaussian`, `poisson`).
 SLOPES = -1.0, 10.0  # changes of a Gaussian variance with the density that are numbers
 LARGEST_DISPERSION = 100.0  # variance of counts beyond Poisson's [squared mean]
+
+# Checks of the draws (`chain.diagnostics`, `sampling`).
 LARGEST_BIAS = 0.05  # discretisation bias of a mean to correct once and to warn of [standard deviations]
 LARGEST_REMAINDER = 0.2  # bias after a correction for which chains start over again: the draws are worth more
 LARGEST_WIDTH_BIAS = 0.03  # discretisation bias of a standard deviation for which steps are too long

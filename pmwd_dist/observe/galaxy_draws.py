@@ -200,7 +200,7 @@ def _rows(
     blocks = blocks_of(path, step.light, means.images, config, means.edges)
     lattice, spacing = (path, weights), blocks.spacing
 
-    def put(carry: Any, blocks: Any, images: Any, shared: Any, there: Array) -> Any:
+    def put(carry: Any, blocks: Any, images: Any, shared: Any, is_wanted: Array) -> Any:
         (rows, count, lost), ((path, weights), first), (image, number) = carry, blocks, images
         step, means, table = shared
         corners = first.astype(dtype) * spacing[None] + image
@@ -208,7 +208,7 @@ def _rows(
         place = jnp.stack(jnp.meshgrid(*map(jnp.arange, passed.shape[1:]), indexing="ij"))[None]
         place, number = place + first[..., None, None, None], jnp.broadcast_to(_along(number), passed.shape)
         u = _random(means.key_words, place, number).astype(dtype)
-        chosen = (passed & _along(there) & (u < means.largest_probability)).ravel()
+        chosen = (passed & _along(is_wanted) & (u < means.largest_probability)).ravel()
         kept = min(u.size, math.ceil(u.size * share + _SIGMAS * math.sqrt(u.size * share) + 50))
         at = (
             jnp.zeros(kept, jnp.int32)

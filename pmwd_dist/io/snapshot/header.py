@@ -21,9 +21,9 @@ from pmwd_dist.parallel.decomposition import Shape3
 _HUBBLE, _OMEGA, _REDSHIFT = (1e-3, 1e3), (0.0, 1e3), (-0.999, 1e6)
 _ENDINGS = (".hdf5", ".h5")
 _SIDE = 1e-9, 1e9  # range of the side of a box [Mpc/h]
-# Places of the cosmology: GADGET-2 and AREPO, GIZMO, GADGET-4, SWIFT.
 _SCALE_FACTOR = ("Header:Scale-factor", "Header:ExpansionFactor", "Cosmology:Scale-factor")  # SWIFT has other times
 _EQUAL_TIMES = 1e-3  # relative difference of scale factors that are equal
+# Places of the cosmology: GADGET-2 and AREPO, GIZMO, GADGET-4, SWIFT.
 _H = ("Header:HubbleParam", "Parameters:HubbleParam", "Cosmology:h")
 _OMEGA_M = ("Header:Omega0", "Header:Omega_Matter", "Parameters:Omega0", "Cosmology:Omega_m")
 _OMEGA_B = ("Header:OmegaBaryon", "Header:Omega_Baryon", "Parameters:OmegaBaryon", "Cosmology:Omega_b")
