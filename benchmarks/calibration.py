@@ -11,10 +11,10 @@ Each mock has parameters, modes and noise of its own, from the prior; its chain 
 tuning and an adaptation of its own. Ranks of all parameters, of the white noise in one cell and of the log density,
 which sees a bias of the sampler. All mocks are one batch. The figures are in docs/explanation/inference.md.
 
-The chains of a batch neither check their steps nor correct a bias. `--by-sample` runs `infer.sample` with its defaults
-on one mock after the other, with two chains each; ranks are of the parameters alone. Its mocks are those of a batch
-with the same seed and number of mocks; `--share 0/16` takes every sixteenth of them. `--plot` compares means of the
-same mocks under different labels.
+The chains of a batch halve their steps where a block is unstable, and do not correct a bias. `--by-sample` runs
+`infer.sample` with its defaults on one mock after the other, with two chains each; ranks are of the parameters alone.
+Its mocks are those of a batch with the same seed and number of mocks; `--share 0/16` takes every sixteenth of them.
+`--plot` compares means of the same mocks under different labels.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def collected(mocks: Mocks, drawn: Any, apart: int) -> dict[str, np.ndarray]:
         draws, truth = drawn[name][..., 0], np.asarray(mocks.truth[name])
         found[f"shift {name}"] = (draws.mean(axis=0) - truth) / draws.std(axis=0)
     dimensions = mocks.states.position["noise"][0, 0].size + len(mocks.states.position["parameters"])
-    return found | {"energy variance": np.var(drawn["energy"], axis=-1)[:, 0] / dimensions}
+    return found | {"energy variance": np.nanvar(drawn["energy"], axis=-1)[:, 0] / dimensions}
 
 
 def sampled(model: infer.Model, options: argparse.Namespace, label: str) -> dict[str, np.ndarray]:

@@ -17,12 +17,12 @@ import numpy as np
 import pmwd_dist as pmd
 from pmwd_dist import infer
 from pmwd_dist.cosmology.distance import scale_factor_at
-from pmwd_dist.infer.constants import ENERGY_VARIANCE
+from pmwd_dist.infer.constants import AFTER_UNSTABLE, ENERGY_VARIANCE
 from pmwd_dist.infer.precondition import Adaptation, adapt, changes_of_curvature, mode_numbers
 from pmwd_dist.infer.samplers import mclmc
 from pmwd_dist.infer.tuning.loop import at_extremes, largest_curvatures, longest_step, run_blocks
 from pmwd_dist.infer.tuning.saved import kind_of
-from pmwd_dist.infer.tuning.schedule import Schedule, block_length
+from pmwd_dist.infer.tuning.schedule import Schedule, block_length, is_stable
 
 TRUTH = {"sigma8": 0.8159, "Omega_m": 0.3075, "b1": 0.8}
 PLANCK15 = jax_cosmo.Planck15()
@@ -214,15 +214,25 @@ class Mocks:
     def draw(self, blocks: int, seconds: float = math.inf) -> dict[str, np.ndarray]:
         """Numbers after each block, (blocks, mocks, chains); energies of all steps; the mean noise.
 
-        Ends after so many blocks, or the first one that is done after so many seconds.
+        Ends after so many blocks, or the first one that is done after so many seconds. An unstable block is undone, has
+        no energies, and halves the steps of its mock.
         """
         began = time.perf_counter()
+        target = self.schedule.energy_variance * self.schedule.dimensions
         while len(self.drawn) < blocks and time.perf_counter() - began < seconds:
-            self.states, block = self._run()
+            moved, block = self._run()
+            each = zip(block.energy_change, block.nonans, strict=True)
+            exact = self.schedule.method != "mclmc"
+            kept = np.array([exact or is_stable(*one, target, late=True) for one in each])
+            self.states = _where(kept, moved, self.states)
+            for i in np.flatnonzero(~kept):  # its own step, for good
+                step = self.tunings[i].step
+                self.tunings[i] = self.tunings[i]._replace(step=step._replace(value=AFTER_UNSTABLE * step.value))
+            energy = np.where(kept[:, None, None], block.energy_change, np.nan)
             seen, noise = _look(self.states, self.data, self.adaptation, self.posterior)
-            self.drawn.append((jax.tree.map(np.asarray, seen), block.energy_change))
+            self.drawn.append((jax.tree.map(np.asarray, seen), energy))
             self.noise_sum = self.noise_sum + np.asarray(noise)
-            self._keep(f"{len(self.drawn)} of {blocks} blocks drawn")
+            self._keep(f"{len(self.drawn)} of {blocks} blocks drawn, {np.sum(~kept)} undone")
         rows, energies = zip(*self.drawn, strict=True)
         arrays = {name: np.stack([x[name] for x in rows]) for name in rows[0]}
         return arrays | {"energy": np.concatenate(energies, axis=-1), "noise mean": self.noise_sum / len(rows)}

@@ -33,7 +33,7 @@ def wedge(columns: Mapping[str, Any], *, thickness: float | None = None, axes: A
     middle = float(np.median(dec)) if len(dec) else 0.0
     away = np.abs(dec - middle)
     if thickness is None:
-        thickness = 2 * float(np.sort(away)[min(_MOST, len(away)) - 1]) if len(away) else 1.0
+        thickness = min(2 * float(np.sort(away)[min(_MOST, len(away)) - 1]), 180.0) if len(away) else 1.0
     check_number(thickness, "thickness", 0, 180, unit="degrees")
     ra, z = ra[away <= thickness / 2], z[away <= thickness / 2]
     centre = float(np.degrees(np.angle(np.exp(1j * np.radians(ra)).mean()))) if len(ra) else 0.0

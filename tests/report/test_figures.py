@@ -124,6 +124,8 @@ def test_a_wedge_is_as_wide_as_its_galaxies(ra: np.ndarray):
     low, high = np.degrees(axes.viewLim.intervalx)
     assert high - low == pytest.approx({4: 20 if len(ra) and ra[0] > 300 else 360}.get(len(ra), 2))
     assert len(axes.collections[0].get_offsets()) == len(ra)
+    far = np.array([-3, -2, -1, 90])[: len(ra)]  # more than 90 degrees from the median
+    plot.wedge({"RA": ra, "DEC": far, "Z": 0.1 + ra / 1000})
 
 
 def test_another_process_draws_what_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
