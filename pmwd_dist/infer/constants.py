@@ -50,3 +50,4 @@ SHORTEST_FACTOR = 0.4  # smallest factor of steps with a bias, whose estimate ha
 FEWEST_STEPS = 40  # steps that show the variance of the energy error
 FEW_FAILURES = 1e-3  # share of failed steps that is no matter
 MOST_RESTARTS = 6  # number of times that chains start over at most
+MOST_REPEATS = 3  # number of times that a chunk in which chains diverge is drawn again at most

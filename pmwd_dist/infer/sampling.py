@@ -25,12 +25,22 @@ from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import filter_jit, jit
+from pmwd_dist.infer import trees
 from pmwd_dist.infer.bands import KINDS, by_wavenumber, statistics_of_bands
 from pmwd_dist.infer.chain.chain import Chain, Moments, Progress, Restarts, Run, named, on_devices, placed, restored
 from pmwd_dist.infer.chain.diagnostics import bias_slopes, step_errors
 from pmwd_dist.infer.chain.folder import ChainFolder, chain_of, identity_of
 from pmwd_dist.infer.chain.progress import displayed, is_shown
-from pmwd_dist.infer.constants import ENERGY_VARIANCE, FEW_FAILURES, LARGEST_BIAS, LARGEST_REMAINDER, MOST_RESTARTS
+from pmwd_dist.infer.constants import (
+    AFTER_UNSTABLE,
+    ENERGY_VARIANCE,
+    FEW_FAILURES,
+    LARGEST_BIAS,
+    LARGEST_REMAINDER,
+    MOST_REPEATS,
+    MOST_RESTARTS,
+    UNSTABLE,
+)
 from pmwd_dist.infer.model import Position, Posterior
 from pmwd_dist.infer.samplers.mclmc import IntegratorState, density_shift
 from pmwd_dist.infer.samplers.methods import Method, check_method, transition
@@ -181,9 +191,9 @@ class _Chains:
         """Write chunks until there are as many as wanted; where chains start over, all of them anew."""
         while (index := len(chunks)) < wanted:
             if restarts.times and not chunks:  # a chunk of burn-in, which a resumed run repeats
-                burnt, discarded = self._advanced(self._key(restarts, 0, 0), run, 0)
+                burnt, discarded, restarts = self._advanced(self._key(restarts, 0, 0), run, 0, restarts)
                 run, restarts = burnt._replace(moments=run.moments), restarts.discarding([discarded])
-            before, (run, arrays) = run, self._advanced(self._key(restarts, index), run, index)
+            before, (run, arrays, restarts) = run, self._advanced(self._key(restarts, index), run, index, restarts)
             chunks.append(arrays)
             if (remedy := self._remedy(chunks, run, restarts)) is not None:
                 restarts = restarts.discarding(chunks)._replace(times=restarts.times + 1)
@@ -205,14 +215,27 @@ class _Chains:
     def _key(self, restarts: Restarts, index: int, number: int = 1) -> Array:
         return jax.random.split(jax.random.fold_in(jax.random.fold_in(self.key, restarts.times), index))[number]
 
-    def _advanced(self, key: Array, run: Run, index: int) -> tuple[Run, Arrays]:
-        """The chains after a chunk, and its draws on the host; SimulationError if too many of its steps failed."""
-        run, draws = _advance(key, run, self.posterior, self.method, self.thin, self.chunk, self.axis)
-        arrays = to_host(draws)
+    def _advanced(self, key: Array, run: Run, index: int, restarts: Restarts) -> tuple[Run, Arrays, Restarts]:
+        """The chains after a chunk, its draws on the host, and the record with draws of the chunk that were discarded.
+
+        Chains diverge where the posterior is too narrow for their steps, and do not return. Their chunk is drawn again,
+        with half the step. SimulationError if too many steps failed.
+        """
+        most = UNSTABLE * self.energy_variance * trees.size(run.states.position) / len(run.states.logdensity)
+        for repeat in range(MOST_REPEATS + 1):
+            now = _with(run, AFTER_UNSTABLE**repeat, dict.fromkeys(run.correction, 0.0)) if repeat else run
+            now, key = now._replace(moments=run.moments), jax.random.fold_in(key, repeat) if repeat else key
+            after, draws = _advance(key, now, self.posterior, self.method, self.thin, self.chunk, self.axis)
+            arrays = to_host(draws)
+            failed = 1 - float(np.mean(arrays["nonans"]))
+            diverged = failed > self.most_failures or np.max(np.var(arrays["energy_change"], axis=1)) > most
+            if repeat == MOST_REPEATS or self.method != "mclmc" or not from_main(bool(diverged)):
+                break
+            restarts = restarts.discarding([arrays])
+        check_share(failed, self.most_failures, f"chunk {index}")
         of_bands = {name: arrays.pop(name) for name in KINDS}
         arrays |= by_wavenumber(of_bands, arrays.pop("modes"), self.posterior.model.config)
-        check_share(1 - float(np.mean(arrays["nonans"])), self.most_failures, f"chunk {index}")
-        return run, arrays
+        return after._replace(tuning=run.tuning, correction=run.correction), arrays, restarts
 
     def _remedy(self, chunks: list[Arrays], run: Run, restarts: Restarts) -> tuple[float, dict[str, float]] | None:
         """Factor of the step size and slopes of a correction that the errors of all draws ask for. Collective.

@@ -335,6 +335,19 @@ def test_sample_warns_of_steps_that_stay_too_long_and_keeps_returned_draws(
     np.testing.assert_array_equal(chain.logdensity[:, :50], first.logdensity)
 
 
+def test_a_chunk_in_which_chains_diverge_is_drawn_again(
+    run: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With half the step, twice; the next chunk begins with the whole one."""
+    posterior, told, settled = run[0], list[infer.Progress](), StepSize.settled
+    monkeypatch.setattr(StepSize, "settled", lambda step: settled(step)._replace(value=8 * step.value))
+    monkeypatch.setattr(sampling, "MOST_RESTARTS", 0)
+    with pytest.warns(UserWarning, match="steps of MCLMC are too long"):
+        chain = infer.sample(posterior, starts(posterior), steps=100, output=tmp_path, listener=told.append, **OPTIONS)
+    assert infer.energy_errors(chain.energy_change, 65)["variance"] < 0.1
+    assert chain.gradients == 2 * 100 * 3 and told[0].step_size == told[1].step_size
+
+
 def test_failures_stop_a_run(run: tuple[Any, ...], tmp_path: Path) -> None:
     posterior, folder, _ = run
     options = OPTIONS | {"most_failures": -1.0, "keep_noise": True}  # so that none are too many
