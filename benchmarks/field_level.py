@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from benchmarks.mocks import TRUTH, galaxies, lensing, survey
 from pmwd_dist import infer
 from pmwd_dist.infer.chain.folder import load_chain
 from pmwd_dist.infer.constants import ENERGY_VARIANCE
+from pmwd_dist.pm.status import SimulationError
 
 DENSITY = 1e-3
 
@@ -67,16 +67,18 @@ def sampled(posterior: infer.Posterior, method: Any, options: Any) -> tuple[str,
         seconds = time.perf_counter() - began
         print(f"{spent} gradients, {seconds:.0f} s", flush=True)
         if progress.chunks and (spent >= options.gradients * chains or seconds > options.seconds):
-            raise _Spent
+            raise _Spent("the budget is spent")
 
     chunk = options.chunk if method == "mclmc" else 5
     arguments: dict[str, Any] = {"key": jax.random.key(3 + 10 * options.seed), "tuning_steps": options.tune}
     arguments |= {"method": method, "energy_variance": options.energy_variance}
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        with suppress(_Spent):
+        try:
             steps = 10**6 * chunk
             infer.sample(posterior, positions, steps=steps, chunk=chunk, output=folder, listener=watch, **arguments)
+        except (_Spent, SimulationError) as end:
+            print(end, flush=True)
         found |= _of(load_chain(folder))
     dimensions = sum(leaf[0].size for leaf in jax.tree.leaves(positions))
     found["step"] /= dimensions**0.5 if "mclmc" in method else 1
