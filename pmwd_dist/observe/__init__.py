@@ -18,6 +18,7 @@ from pmwd_dist.observe.catalogue import Catalogue as Catalogue
 from pmwd_dist.observe.catalogue import galaxy_catalogue as galaxy_catalogue
 from pmwd_dist.observe.counts import expected_counts as expected_counts
 from pmwd_dist.observe.counts import weighted_overdensity as weighted_overdensity
+from pmwd_dist.observe.filters import interlaced_density as interlaced_density
 from pmwd_dist.observe.filters import smoothed as smoothed
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone as FlatSkyLightCone
 from pmwd_dist.observe.galaxy_cone import galaxy_light_cone as galaxy_light_cone
@@ -27,7 +28,6 @@ from pmwd_dist.observe.halos import HaloCatalogue as HaloCatalogue
 from pmwd_dist.observe.halos import friends_of_friends as friends_of_friends
 from pmwd_dist.observe.hod import HaloOccupation as HaloOccupation
 from pmwd_dist.observe.hod import halo_galaxies as halo_galaxies
-from pmwd_dist.observe.interlacing import interlaced_density as interlaced_density
 from pmwd_dist.observe.lensing import convergence as convergence
 from pmwd_dist.observe.lensing import kaiser_squires as kaiser_squires
 from pmwd_dist.observe.lensing import shear as shear

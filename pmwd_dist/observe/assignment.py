@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from functools import partial
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,11 +13,12 @@ from jaxtyping import Array, Float, Real
 
 from pmwd_dist._checks import check_choice
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
+from pmwd_dist.observe.filters import mean_of_meshes
+from pmwd_dist.parallel.decomposition import on_blocks
 from pmwd_dist.parallel.distributed import to_devices
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
-from pmwd_dist.parallel.fft import irfft_block, rfft_block
+from pmwd_dist.parallel.fft import filtered_block
 from pmwd_dist.parallel.inputs import check_on_host, numbers
 from pmwd_dist.pm import fourier, inputs
 
@@ -94,16 +94,9 @@ def _painted(x: np.ndarray, weights: np.ndarray, config: Config, order: int, shi
     return total
 
 
-@partial(jit, static_argnames="config")
+@on_blocks(["field", "field"], "field")
 def _interlaced(counts: Array, shifted: Array, config: Config) -> Array:
-    def block(counts: Array, shifted: Array) -> Array:
-        back = fourier.translation(config.mesh_shape, config, counts.dtype, jnp.asarray(-0.5, counts.dtype))
-        keep = fourier.translation(config.mesh_shape, config, counts.dtype, jnp.zeros((), counts.dtype))
-        modes = rfft_block(counts, config.decomposition) * keep + rfft_block(shifted, config.decomposition) * back
-        return irfft_block(modes / 2, config.mesh_shape[2], config.decomposition)
-
-    spec = config.decomposition.spec
-    return config.decomposition.shard_map(block, (spec, spec), spec)(counts, shifted)
+    return mean_of_meshes(counts, shifted, config)
 
 
 @on_auto_axes
@@ -129,12 +122,9 @@ def with_window(density: Real[Array, "nx ny nz"], config: Config, window: Window
     return density if window == "cloud-in-cell" else _with_window(density, config, _ORDERS[window])
 
 
-@partial(jit, static_argnames=("config", "order"))
+@on_blocks(["field"], "field", static=["order"])
 def _with_window(density: Array, config: Config, order: int) -> Array:
-    decomposition, shape = config.decomposition, config.mesh_shape
+    def ratio() -> Array:
+        return fourier.cic_window(config.mesh_shape, config, density.dtype, power=order / 2 - 1)
 
-    def block(density: Array) -> Array:
-        ratio: Any = fourier.cic_window(shape, config, density.dtype, power=order / 2 - 1)
-        return irfft_block(rfft_block(density, decomposition) * ratio, shape[2], decomposition)
-
-    return decomposition.shard_map(block, decomposition.spec, decomposition.spec)(density)
+    return filtered_block(density, ratio, config.decomposition)

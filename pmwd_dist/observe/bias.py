@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
-from functools import partial
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Num, Real
 
 from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
+from pmwd_dist.parallel.decomposition import on_blocks
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import irfft_block, sequence_after
 from pmwd_dist.pm import fourier, inputs
@@ -125,6 +123,7 @@ def bias_weights(
     growth = table.D1(at)
     if table.response is not None:
         growth = tabulate(lambda k, a: table.linear(k, a)[0], jnp.asarray(at, growth.dtype), config)
+    growth = growth.astype(modes.real.dtype)
     return _bias_weights(modes, values, transfer, growth, config, used=used, radius=radius)
 
 
@@ -146,7 +145,7 @@ def checked_smoothing(smoothing: Any, bias: LagrangianBias) -> float:
     return float(smoothing)
 
 
-@partial(jit, static_argnames=("config", "used", "radius"))
+@on_blocks(["spectrum", "whole", "whole", "whole"], "field", static=["used", "radius"])
 def _bias_weights(
     modes: Array,
     values: list[Array],
@@ -157,25 +156,18 @@ def _bias_weights(
     used: tuple[str, ...],
     radius: float,
 ) -> Array:
-    decomposition = config.decomposition
     dtype = modes.real.dtype
-
-    def block(modes: Array, growth: Array, transfer: Array, *values: Array) -> Array:
-        k2 = fourier.k_squared(config.particle_shape, config, dtype)
-        phi = modes
-        if {*_PRIMORDIAL} & {*used}:
-            phi = potential(modes * jnp.exp(-k2 * radius**2 / 2), local_transfer(transfer, config))
-        if growth.ndim > 0:  # by wavenumber
-            growth = on_modes(growth, config, config.particle_shape)
-        modes = modes * (growth * jnp.exp(-k2 * radius**2 / 2))
-        weights = jnp.ones(decomposition.block(config.particle_shape), dtype)
-        for value, field in zip(values, _operators(modes, phi, k2, used, config), strict=True):
-            weights = weights + value * field
-        return weights
-
-    specs = decomposition.spectrum_spec, *(P(),) * (2 + len(values))
-    run = decomposition.shard_map(block, specs, decomposition.spec)
-    return run(modes, growth.astype(dtype), transfer, *values)
+    k2 = fourier.k_squared(config.particle_shape, config, dtype)
+    phi = modes
+    if {*_PRIMORDIAL} & {*used}:
+        phi = potential(modes * jnp.exp(-k2 * radius**2 / 2), local_transfer(transfer, config))
+    if growth.ndim > 0:  # by wavenumber
+        growth = on_modes(growth, config, config.particle_shape)
+    modes = modes * (growth * jnp.exp(-k2 * radius**2 / 2))
+    weights = jnp.ones(config.decomposition.block(config.particle_shape), dtype)
+    for value, field in zip(values, _operators(modes, phi, k2, used, config), strict=True):
+        weights = weights + value * field
+    return weights
 
 
 def _operators(modes: Array, phi: Array, k2: Array, used: tuple[str, ...], config: Config) -> Iterator[Array]:

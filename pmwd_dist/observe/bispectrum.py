@@ -5,21 +5,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Real
 
 from pmwd_dist._checks import check_ascending, check_choice, check_number
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.observe.power import Deconvolve, bin_sums, check_deconvolve, inverse_window, linear_power_at, mean
+from pmwd_dist.parallel.decomposition import on_blocks
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import irfft_block, rfft_block, sequence_after
 from pmwd_dist.parallel.inputs import whole_number
@@ -187,7 +185,7 @@ def _closed_bins(edges: tuple[float, ...], triangles: Triangles) -> tuple[tuple[
     )
 
 
-@partial(jit, static_argnames=("config", "edges", "bins", "deconvolve"))
+@on_blocks(["field"], "whole", static=["edges", "bins", "deconvolve"])
 def _bispectrum(
     field: Array,
     config: Config,
@@ -197,23 +195,17 @@ def _bispectrum(
     deconvolve: Deconvolve,
 ) -> Bispectrum:
     decomposition, dtype = config.decomposition, field.dtype
-    volume, cells = math.prod(config.box_size), math.prod(config.mesh_shape)
-
-    def block(field: Array) -> tuple[Array, Array, Array]:
-        modes = rfft_block(field, decomposition) * jnp.sqrt(inverse_window(config, dtype, deconvolve)) / cells
-        shell, k = _shell_of_modes(edges, config, dtype)
-        products = _products(modes, shell, len(edges) - 1, bins, config)
-        # In sequence: both sets of fields at a time would take twice the memory.
-        count, products = sequence_after(jax.lax.stop_gradient(jnp.ones_like(modes)), products)
-        triangles = _products(count, shell, len(edges) - 1, bins, config)
-        sums = bin_sums([jnp.abs(modes) ** 2, k], shell, len(edges) - 1, config)
-        names = decomposition.names
-        return jax.lax.psum(products, names), jax.lax.psum(triangles, names), sums
-
-    products, triangles, sums = decomposition.shard_map(block, decomposition.spec, (P(), P(), P()))(field)
+    volume, cells, count = math.prod(config.box_size), math.prod(config.mesh_shape), len(edges) - 1
+    modes = rfft_block(field, decomposition) * jnp.sqrt(inverse_window(config, dtype, deconvolve)) / cells
+    shell, k = _shell_of_modes(edges, config, dtype)
+    products = _products(modes, shell, count, bins, config)
+    # In sequence: both sets of fields at a time would take twice the memory.
+    ones, products = sequence_after(jax.lax.stop_gradient(jnp.ones_like(modes)), products)
+    triangles = _products(ones, shell, count, bins, config)
+    power, k, number = bin_sums([jnp.abs(modes) ** 2, k], shell, count, config)
+    products, triangles = (jax.lax.psum(x, decomposition.names) for x in (products, triangles))
     # Numbers of triangles are integers but for rounding errors.
     triangles = jnp.rint(jax.lax.stop_gradient(triangles) / cells)
-    power, k, number = sums
     sides = np.asarray(bins).reshape(-1, 3)
     found = mean(products, triangles) * (volume**2 / cells)
     return Bispectrum(mean(k, number)[sides], found, triangles, mean(power, number)[sides] * volume, volume, bins)

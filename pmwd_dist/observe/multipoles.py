@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
 
 from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.ops import vary
-from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
@@ -31,6 +28,7 @@ from pmwd_dist.observe.power import (
     normalisation,
 )
 from pmwd_dist.observe.redshift_space import LineOfSight, cosine_moments, direction
+from pmwd_dist.parallel.decomposition import on_blocks
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import rfft_block
 from pmwd_dist.pm import fourier, inputs
@@ -106,18 +104,13 @@ def _checked_poles(poles: Sequence[int]) -> tuple[int, ...]:
     return tuple(poles)
 
 
-@partial(jit, static_argnames=("config", "n", "poles", "deconvolve"))
+@on_blocks(["field"], "whole", static=["n", "poles", "deconvolve"])
 def _power_multipoles(
     field: Array, config: Config, *, n: tuple[float, float, float], poles: tuple[int, ...], deconvolve: Deconvolve
 ) -> Multipoles:
-    decomposition = config.decomposition
-
-    def block(field: Array) -> Array:
-        power = jnp.abs(rfft_block(field, decomposition)) ** 2 * inverse_window(config, field.dtype, deconvolve)
-        mu = _cosine_moments(config, n, field.dtype)
-        return mode_sums([power * _legendre(order, *mu) for order in poles], config)
-
-    k, *power, modes = decomposition.shard_map(block, decomposition.spec, P())(field)
+    power = jnp.abs(rfft_block(field, config.decomposition)) ** 2 * inverse_window(config, field.dtype, deconvolve)
+    mu = _cosine_moments(config, n, field.dtype)
+    k, *power, modes = mode_sums([power * _legendre(order, *mu) for order in poles], config)
     return Multipoles(mean(k, modes), mean(jnp.stack(power), modes) * normalisation(config), modes, poles)
 
 
@@ -168,21 +161,17 @@ def mesh_nodes(config: Config) -> np.ndarray:
     return np.geomspace(math.pi / max(config.box_size), 1.001 * largest_wavenumber(config), _NODES)
 
 
-@partial(jit, static_argnames=("config", "n", "poles"))
+@on_blocks(["whole"], "whole", static=["n", "poles"])
 def _kaiser_multipoles(
     fields: Array, config: Config, *, n: tuple[float, float, float], poles: tuple[int, ...]
 ) -> Multipoles:
     nodes, dtype = mesh_nodes(config), fields.dtype
-
-    def block(fields: Array) -> Array:
-        k2, (mu2, mu4) = fourier.k_squared(config.mesh_shape, config, dtype), _cosine_moments(config, n, dtype)
-        x = 0.5 * jnp.log(jnp.where(k2 > 0, k2, 1))
-        density, velocity = (jnp.interp(x, jnp.asarray(np.log(nodes), dtype), field) for field in fields)
-        power = density**2 + 2 * density * velocity * mu2 + velocity**2 * mu4
-        power = vary(power, config.decomposition.names)
-        return mode_sums([power * _legendre(order, mu2, mu4) for order in poles], config)
-
-    k, *power, modes = config.decomposition.shard_map(block, P(), P())(fields)
+    k2, (mu2, mu4) = fourier.k_squared(config.mesh_shape, config, dtype), _cosine_moments(config, n, dtype)
+    x = 0.5 * jnp.log(jnp.where(k2 > 0, k2, 1))
+    density, velocity = (jnp.interp(x, jnp.asarray(np.log(nodes), dtype), field) for field in fields)
+    power = density**2 + 2 * density * velocity * mu2 + velocity**2 * mu4
+    power = vary(power, config.decomposition.names)
+    k, *power, modes = mode_sums([power * _legendre(order, mu2, mu4) for order in poles], config)
     return Multipoles(mean(k, modes), mean(jnp.stack(power), modes), modes, poles)
 
 

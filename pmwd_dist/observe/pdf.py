@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Real
 
 from pmwd_dist._checks import check_ascending
-from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
+from pmwd_dist.parallel.decomposition import on_blocks
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.pm import inputs
 
@@ -57,9 +55,9 @@ def one_point_pdf(field: Real[Array, "nx ny nz"], config: Config, values: Any) -
     return _one_point_pdf(inputs.mesh_field(field, config), config, nodes=nodes)
 
 
-@partial(jit, static_argnames=("config", "nodes"))
+@on_blocks(["field"], "whole", static=["nodes"])
 def _one_point_pdf(field: Array, config: Config, *, nodes: tuple[float, ...]) -> OnePointPDF:
-    decomposition, at, last = config.decomposition, np.asarray(nodes), len(nodes) - 2
+    at, last = np.asarray(nodes), len(nodes) - 2
 
     def plane(field: Array) -> Array:
         # Sums of one plane first: a float32 sum over all cells would lose digits.
@@ -70,11 +68,7 @@ def _one_point_pdf(field: Array, config: Config, *, nodes: tuple[float, ...]) ->
         empty = jnp.zeros(len(nodes), x.dtype)
         return empty.at[i].add(inside * (1 - share)).at[i + 1].add(inside * share)
 
-    def block(field: Array) -> Array:
-        cells = jnp.sum(jax.vmap(plane)(field), axis=0)
-        return jax.lax.psum(cells, decomposition.names)
-
-    cells = decomposition.shard_map(block, decomposition.spec, P())(field)
+    cells = jax.lax.psum(jnp.sum(jax.vmap(plane)(field), axis=0), config.decomposition.names)
     widths = np.concatenate([np.diff(at), [0]]) / 2 + np.concatenate([[0], np.diff(at)]) / 2
     density = cells / jnp.asarray(widths * np.prod(config.mesh_shape), cells.dtype)
     return OnePointPDF(jnp.asarray(at, cells.dtype), density, cells)

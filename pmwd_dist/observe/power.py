@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import equinox as eqx
@@ -12,13 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Real
 
 from pmwd_dist._checks import check_callable, check_choice
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
+from pmwd_dist.parallel.decomposition import on_blocks
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import rfft_block
 from pmwd_dist.pm import fourier, inputs
@@ -65,15 +63,10 @@ def power_spectrum(field: Real[Array, "nx ny nz"], config: Config, *, deconvolve
     return _power_spectrum(inputs.mesh_field(field, config), config, deconvolve=deconvolve)
 
 
-@partial(jit, static_argnames=("config", "deconvolve"))
+@on_blocks(["field"], "whole", static=["deconvolve"])
 def _power_spectrum(field: Array, config: Config, *, deconvolve: Deconvolve) -> PowerSpectrum:
-    decomposition = config.decomposition
-
-    def block(field: Array) -> Array:
-        power = jnp.abs(rfft_block(field, decomposition)) ** 2 * inverse_window(config, field.dtype, deconvolve)
-        return mode_sums([power], config)
-
-    k, power, modes = decomposition.shard_map(block, decomposition.spec, P())(field)
+    power = jnp.abs(rfft_block(field, config.decomposition)) ** 2 * inverse_window(config, field.dtype, deconvolve)
+    k, power, modes = mode_sums([power], config)
     return PowerSpectrum(mean(k, modes), mean(power, modes) * normalisation(config), modes)
 
 
@@ -199,20 +192,16 @@ def cross_power(
     return _cross_power(field, reference, config, windows=windows)
 
 
-@partial(jit, static_argnames=("config", "windows"))
+@on_blocks(["field", "field"], "whole", static=["windows"])
 def _cross_power(
     field: Array, reference: Array, config: Config, *, windows: tuple[Deconvolve, Deconvolve]
 ) -> CrossPower:
-    decomposition, dtype = config.decomposition, jnp.result_type(field, reference)
-
-    def block(field: Array, reference: Array) -> Array:
-        one, other = rfft_block(field, decomposition), rfft_block(reference, decomposition)
-        first, second = (inverse_window(config, dtype, window) for window in windows)
-        both = (one.real * other.real + one.imag * other.imag) * jnp.sqrt(first * second)
-        return mode_sums([both, jnp.abs(one) ** 2 * first, jnp.abs(other) ** 2 * second], config)
-
-    run = decomposition.shard_map(block, (decomposition.spec, decomposition.spec), P())
-    k, both, first, second, modes = run(field.astype(dtype), reference.astype(dtype))
+    dtype = jnp.result_type(field, reference)
+    one, other = (rfft_block(x.astype(dtype), config.decomposition) for x in (field, reference))
+    first, second = (inverse_window(config, dtype, window) for window in windows)
+    both = (one.real * other.real + one.imag * other.imag) * jnp.sqrt(first * second)
+    values = [both, jnp.abs(one) ** 2 * first, jnp.abs(other) ** 2 * second]
+    k, both, first, second, modes = mode_sums(values, config)
     both, first, second = (mean(x, modes) * normalisation(config) for x in (both, first, second))
     return CrossPower(mean(k, modes), both, first, second, modes)
 

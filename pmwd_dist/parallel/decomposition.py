@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -266,6 +267,47 @@ class Decomposition(Division):
         return *super()._key, self.backend
 
 
+def on_blocks(inputs: Sequence[Any], outputs: Any, *, static: Sequence[str] = ()) -> Callable[..., Any]:
+    """Compile a function of local blocks and a config, mapped over whole arrays; `block` of the result is the function.
+
+    Args:
+      inputs: layout of each argument that is a pytree of arrays: "field", "spectrum", "whole" on every device, or a
+        function of the config that returns PartitionSpecs.
+      outputs: layout of the result, or a tuple of layouts.
+      static: names of the other arguments, beside config.
+    """
+
+    def specs(layout: Any, config: Any) -> Any:
+        if isinstance(layout, tuple):
+            return tuple(specs(part, config) for part in layout)
+        if callable(layout):
+            return layout(config)
+        divided = {"field": config.decomposition.spec, "spectrum": config.decomposition.spectrum_spec}
+        return PartitionSpec() if layout == "whole" else divided[layout]
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        signature, constant = inspect.signature(function), ("config", *static)
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs)
+            given.apply_defaults()
+            options = {name: given.arguments.pop(name) for name in constant}
+            names, config = tuple(given.arguments), options["config"]
+
+            def block(*arrays: Any) -> Any:
+                return function(**dict(zip(names, arrays, strict=True)), **options)
+
+            run = config.decomposition.shard_map(block, specs(tuple(inputs), config), specs(outputs, config))
+            return run(*given.arguments.values())
+
+        compiled = jit(run, static_argnames=constant)
+        compiled.block = function
+        return compiled
+
+    return decorate
+
+
 def over_blocks(
     x: Array,
     function: Callable[..., Array],
@@ -289,7 +331,7 @@ def _mapped(
     return decomposition.shard_map(lambda x: function(x, *arguments, decomposition), specs[:1], specs[1])
 
 
-@lru_cache(maxsize=128)
+@functools.lru_cache(maxsize=128)
 def _compiled(
     function: Callable[..., Array], arguments: tuple[Any, ...], decomposition: Decomposition, specs: Any
 ) -> Callable[[Array], Array]:

@@ -16,6 +16,7 @@ from jaxtyping import Array, Complex, Float
 
 from pmwd_dist.config import Config
 from pmwd_dist.ops.local_fft import multiplicity
+from pmwd_dist.parallel.decomposition import on_blocks
 from pmwd_dist.parallel.division import Shape3
 from pmwd_dist.parallel.fft import local_factors, spectrum_shape, wavenumbers
 
@@ -154,18 +155,14 @@ def mode_count(shape: Shape3, config: Config, dtype: Any) -> Float[Array, "1 1 n
     return local_factors(along, config.decomposition, dtype)[2]
 
 
+@on_blocks([], ("spectrum", "spectrum"), static=["shape", "dtype"])
 def counted_modes(shape: Shape3, config: Config, dtype: Any) -> tuple[Array, Array]:
     """Squared wavenumbers and the number of modes of each value of a spectrum, divided over devices like the spectrum.
 
     The number is 2 for a mode whose complex conjugate is not stored, and 0 in the padding.
     """
-    decomposition = config.decomposition
-
-    def block() -> tuple[Array, Array]:
-        k2 = k_squared(shape, config, dtype)
-        return k2, jnp.zeros_like(k2) + mode_count(shape, config, dtype)
-
-    return decomposition.shard_map(block, (), (decomposition.spectrum_spec, decomposition.spectrum_spec))()
+    k2 = k_squared(shape, config, dtype)
+    return k2, jnp.zeros_like(k2) + mode_count(shape, config, dtype)
 
 
 def _wavevectors(shape: Shape3, config: Config, *, odd: bool = False) -> list[np.ndarray]:

@@ -5,19 +5,17 @@ One transform forward and one back: the fourth-order finite-difference gradient 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import scaled_by_i
-from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.stencil import WIDTH, gradient
+from pmwd_dist.parallel.decomposition import on_blocks
 from pmwd_dist.parallel.fft import filtered_block, irfft_block, rfft_block, sequence_after
 from pmwd_dist.parallel.halo import pad_block
 from pmwd_dist.pm import fourier, potential_factor
@@ -25,7 +23,7 @@ from pmwd_dist.pm.paint import block_geometry, max_displacement_block, paint_blo
 from pmwd_dist.pm.potential_factor import Table
 
 
-@partial(jit, static_argnames="config")
+@on_blocks(["field", "whole"], ("field", "whole"))
 def acceleration(
     disp: Float[Array, "nx ny nz 3"], config: Config, factor: Table | None = None
 ) -> tuple[Float[Array, "nx ny nz 3"], Float[Array, ""]]:
@@ -48,11 +46,13 @@ def acceleration(
       ValueError: a mesh with wrong forces (`check_force_mesh`).
     """
     check_force_mesh(config)
-    decomposition = config.decomposition
-    run = decomposition.shard_map(
-        partial(acceleration_block, config=config), (decomposition.spec, P()), (decomposition.spec, P())
-    )
-    return run(disp, factor)
+    max_displacement = max_displacement_block(disp, config)
+    meshes = force_meshes(disp, max_displacement, config, factor)
+
+    def read(halo: int, disp: Array, *meshes: Array) -> Array:
+        return cic.read(disp, padded_force(config, halo, *meshes), block_geometry(config, halo))[..., 0, :]
+
+    return with_halo(max_displacement, config, read, disp, *meshes), max_displacement
 
 
 def check_force_mesh(config: Config) -> None:
@@ -78,17 +78,6 @@ def _is_force_mesh(cells: int, particles: int) -> bool:
 def _nearest_meshes(cells: int, particles: int) -> list[int]:
     admitted = [n for n in range(2, cells + particles + 1) if _is_force_mesh(n, particles)]
     return [*[n for n in admitted if n < cells][-1:], *[n for n in admitted if n > cells][:1]]
-
-
-def acceleration_block(disp: Array, factor: Table | None, config: Config) -> tuple[Array, Array]:
-    """`acceleration` on local blocks."""
-    max_displacement = max_displacement_block(disp, config)
-    meshes = force_meshes(disp, max_displacement, config, factor)
-
-    def read(halo: int, disp: Array, *meshes: Array) -> Array:
-        return cic.read(disp, padded_force(config, halo, *meshes), block_geometry(config, halo))[..., 0, :]
-
-    return with_halo(max_displacement, config, read, disp, *meshes), max_displacement
 
 
 def num_force_meshes(config: Config) -> int:

@@ -18,6 +18,7 @@ from pmwd_dist._jax.select import batch_max, switch
 from pmwd_dist.config import Config
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.rounding import max_abs
+from pmwd_dist.parallel.decomposition import on_blocks
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.halo import pad_block
 from pmwd_dist.parallel.inputs import real
@@ -96,21 +97,13 @@ def cic_read(
     return _read(field, disp, config)
 
 
-@partial(jit, static_argnames="config")
+@on_blocks(["field", "field"], "field")
 def _read(field: Array, disp: Array, config: Config) -> Array:
-    decomposition, field = config.decomposition, field.astype(disp.dtype)
+    def run(halo: int, field: Array, disp: Array) -> Array:
+        padded = pad_block(field, halo + 1, config.decomposition)
+        return cic.read(disp, padded[..., None], block_geometry(config, halo))[..., 0, 0]
 
-    def block(field: Array, disp: Array) -> Array:
-        max_displacement = max_displacement_block(disp, config)
-
-        def run(halo: int, field: Array, disp: Array) -> Array:
-            padded = pad_block(field, halo + 1, decomposition)
-            return cic.read(disp, padded[..., None], block_geometry(config, halo))[..., 0, 0]
-
-        return with_halo(max_displacement, config, run, field, disp)
-
-    run = decomposition.shard_map(block, (decomposition.spec, decomposition.spec), decomposition.spec)
-    return run(field, disp)
+    return with_halo(max_displacement_block(disp, config), config, run, field.astype(disp.dtype), disp)
 
 
 @on_auto_axes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -16,10 +15,10 @@ from jaxtyping import Array, Float
 
 from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config, Vector3
 from pmwd_dist.ops.momenta import bits, momentum, pack, rounded
 from pmwd_dist.ops.rounding import round_straight_through
+from pmwd_dist.parallel.decomposition import on_blocks
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 
 
@@ -129,17 +128,13 @@ class ExactParticles(eqx.Module):
 
 
 @on_auto_axes
-@partial(jit, static_argnames="config")
+@on_blocks(["field"], "field")
 def _positions(disp: Array, config: Config) -> Array:
-    decomposition, box = config.decomposition, np.asarray(config.box_size).reshape(1, 1, 1, 3)
-
-    def block(disp: Array) -> Array:
-        axes = [site_positions(config, axis, n, disp.dtype) for axis, n in enumerate(disp.shape[:3])]
-        x = jnp.mod(jnp.stack(jnp.meshgrid(*axes, indexing="ij"), -1) + disp, box)
-        x = x.astype(disp.dtype)  # which may round up to the sides
-        return jnp.where(x >= box.astype(disp.dtype), 0, x)
-
-    return decomposition.shard_map(block, decomposition.spec, decomposition.spec)(disp)
+    box = np.asarray(config.box_size).reshape(1, 1, 1, 3)
+    axes = [site_positions(config, axis, n, disp.dtype) for axis, n in enumerate(disp.shape[:3])]
+    x = jnp.mod(jnp.stack(jnp.meshgrid(*axes, indexing="ij"), -1) + disp, box)
+    x = x.astype(disp.dtype)  # which may round up to the sides
+    return jnp.where(x >= box.astype(disp.dtype), 0, x)
 
 
 def site_positions(config: Config, axis: int, count: int, dtype: Any) -> Array:

@@ -31,6 +31,7 @@ from pmwd_dist.ops import cic
 from pmwd_dist.ops.force_transpose import force_transpose
 from pmwd_dist.ops.stencil import WIDTH
 from pmwd_dist.ops.step import UndoDrift, UndoKick, drifted_back, undo_drift, undo_drift_and_kick, undo_kick
+from pmwd_dist.parallel.decomposition import on_blocks
 from pmwd_dist.parallel.fft import filtered_block
 from pmwd_dist.parallel.halo import pad_block, reduce_block
 from pmwd_dist.pm.gravity import force_meshes, padded_force, solve
@@ -93,7 +94,7 @@ class KickVJP(NamedTuple):
     factor: Table | None  # see `CoefficientGrads`
 
 
-@partial(jit, static_argnames="config")
+@on_blocks(["field", "whole", "whole", "whole", entry_spec], ("field", "whole"))
 def step_vjp(
     state: AdjointState, undo: UndoKick, drifts: UndoDrift, factor: StepFactor | None, entry: Entry, config: Config
 ) -> tuple[AdjointState, CoefficientGrads]:
@@ -105,12 +106,12 @@ def step_vjp(
     Returns:
       The particles before the drifts, with cotangents at the start of the step, and the cotangents of its coefficients.
     """
-    spec = config.decomposition.spec
-    run = config.decomposition.shard_map(
-        partial(_step_vjp_block, config=config), (spec, P(), P(), P(), entry_spec(config)), (spec, P(), P())
-    )
-    state, sums, by_factor = run(state, undo, drifts, factor, entry)
-    return state, CoefficientGrads(*sums, factor=by_factor)
+    max_displacement = max_displacement_block(state.disp, config)
+    kick = partial(_cached_kick, entry=entry) if entry.potentials else _kick
+    kicked = kick(config, max_displacement, state, undo, factor)
+    pending = PendingDrifts(kicked.state, _of_painted(kicked.ct_meshes, config, factor), drifts)
+    state, first = undo_drifts.block(pending, config)
+    return state, CoefficientGrads(*_sum_over_devices(kicked.sums, config), *first, factor=kicked.factor)
 
 
 @partial(jit, static_argnames="config")
@@ -128,18 +129,22 @@ def no_kick(state: AdjointState, drifts: UndoDrift, config: Config) -> PendingDr
     return PendingDrifts(state, config.decomposition.shard_map(zeros, (P(), spec), spec)(nothing, state.disp), drifts)
 
 
-@partial(jit, static_argnames="config")
+def _pending_spec(config: Config) -> PendingDrifts:
+    return PendingDrifts(config.decomposition.spec, config.decomposition.spec, P())  # type: ignore[arg-type]
+
+
+@on_blocks([_pending_spec], ("field", "whole"))
 def undo_drifts(pending: PendingDrifts, config: Config) -> tuple[AdjointState, Float[Array, 1]]:
     """Reverse the pending drifts.
 
     Returns:
       The particles before the drifts with their cotangents, and `CoefficientGrads.first`.
     """
-    decomposition, specs = config.decomposition, (_pending_spec(config),)
-    return decomposition.shard_map(partial(_drift_block, config=config), specs, (decomposition.spec, P()))(pending)
+    state, first = _drift(config, max_displacement_block(pending.state.disp, config), pending)
+    return state, _sum_over_devices(first, config)
 
 
-@partial(jit, static_argnames="config")
+@on_blocks([_pending_spec, "whole", "whole", entry_spec], ("field", "field", "whole"))
 def cached_step_vjp(
     pending: PendingDrifts, undo: UndoKick, factor: StepFactor | None, entry: Entry, config: Config
 ) -> tuple[AdjointState, Array, CoefficientGrads]:
@@ -149,47 +154,15 @@ def cached_step_vjp(
       The particles before the kick, with cotangents without the part through the mesh; the cotangent of the painted
       mesh; and the cotangents of the coefficients, but `first` is the one of the step after, whose drifts are reversed.
     """
-    spec = config.decomposition.spec
-    run = config.decomposition.shard_map(
-        partial(_drift_and_kick_block, config=config),
-        (_pending_spec(config), P(), P(), entry_spec(config)),
-        (spec, spec, P(), P()),
-    )
-    state, mesh, (first, *sums), by_factor = run(pending, undo, factor, entry)
-    return state, mesh, CoefficientGrads(*sums, first=first, factor=by_factor)
-
-
-def _pending_spec(config: Config) -> PendingDrifts:
-    return PendingDrifts(config.decomposition.spec, config.decomposition.spec, P())  # type: ignore[arg-type]
-
-
-# --- on local blocks, inside shard_map ---------------------------------------------------------------------
-
-
-def _step_vjp_block(
-    state: AdjointState, undo: UndoKick, drifts: UndoDrift, factor: StepFactor | None, entry: Entry, config: Config
-) -> tuple[AdjointState, Array, Table | None]:
-    max_displacement = max_displacement_block(state.disp, config)
-    kick = partial(_cached_kick, entry=entry) if entry.potentials else _kick
-    kicked = kick(config, max_displacement, state, undo, factor)
-    pending = PendingDrifts(kicked.state, _of_painted(kicked.ct_meshes, config, factor), drifts)
-    state, first = _drift_block(pending, config)
-    return state, jnp.concatenate([_sum_over_devices(kicked.sums, config), first]), kicked.factor
-
-
-def _drift_block(pending: PendingDrifts, config: Config) -> tuple[AdjointState, Array]:
-    state, first = _drift(config, max_displacement_block(pending.state.disp, config), pending)
-    return state, _sum_over_devices(first, config)
-
-
-def _drift_and_kick_block(
-    pending: PendingDrifts, undo: UndoKick, factor: StepFactor | None, entry: Entry, config: Config
-) -> tuple[AdjointState, Array, Array, Table | None]:
     disp, momenta = pending.state.disp, pending.state.momenta
     before = drifted_back(disp, momenta, pending.drifts, resolution(config, disp.dtype))
     max_displacement = jnp.maximum(max_displacement_block(disp, config), max_displacement_block(before, config))
     state, sums, ct_meshes, by_factor = _drift_and_kick(config, entry, max_displacement, pending, undo, factor)
-    return state, _of_painted(ct_meshes, config, factor), _sum_over_devices(sums, config), by_factor
+    first, *sums = _sum_over_devices(sums, config)
+    return state, _of_painted(ct_meshes, config, factor), CoefficientGrads(*sums, first=first, factor=by_factor)
+
+
+# --- on local blocks, inside shard_map ---------------------------------------------------------------------
 
 
 def _kick(

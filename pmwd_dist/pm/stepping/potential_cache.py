@@ -110,7 +110,12 @@ class Entry(NamedTuple):
 
 def entry_spec(config: Config) -> Entry:
     """Partition specs of an entry."""
-    return Entry(_spec(config), P())  # type: ignore[arg-type]
+    return Entry(cache_spec(config), P())  # type: ignore[arg-type]
+
+
+def cache_spec(config: Config) -> P:
+    """Partition spec of the potentials of an entry."""
+    return P(None, *config.decomposition.spec)
 
 
 def empty(count: int, disp: Float[Array, "px py pz 3"], config: Config) -> tuple[Array, ...]:
@@ -125,16 +130,12 @@ def empty(count: int, disp: Float[Array, "px py pz 3"], config: Config) -> tuple
         zeros = jnp.zeros((count, *cells), _integers(disp.dtype))
         return (unify_varying(zeros, disp)[0],) * number
 
-    return decomposition.shard_map(block, decomposition.spec, (_spec(config),) * number)(disp)
+    return decomposition.shard_map(block, decomposition.spec, (cache_spec(config),) * number)(disp)
 
 
 def size(potentials: tuple[Array, ...]) -> int:
     """Number of stored steps."""
     return len(potentials[0]) if potentials else 0
-
-
-def _spec(config: Config) -> P:
-    return P(None, *config.decomposition.spec)
 
 
 def _integers(dtype: Any) -> Any:

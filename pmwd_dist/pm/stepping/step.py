@@ -17,21 +17,22 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from pmwd_dist._jax.order import barrier
-from pmwd_dist._jax.program import filter_jit, jit
+from pmwd_dist._jax.program import filter_jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.momenta import momentum, pack, rounded, to_integers
 from pmwd_dist.ops.rounding import round_straight_through
 from pmwd_dist.ops.step import KickDrift, kick_drift
-from pmwd_dist.pm.gravity import acceleration_block, force_meshes, padded_force
+from pmwd_dist.parallel.decomposition import on_blocks
+from pmwd_dist.pm.gravity import acceleration, force_meshes, padded_force
 from pmwd_dist.pm.paint import block_geometry, halo_limit, largest_on_devices, max_displacement_block, with_halo
 from pmwd_dist.pm.particles import ExactParticles, Particles, largest, momentum_unit, resolution, significant_bits
 from pmwd_dist.pm.potential_factor import PotentialFactor, Table, kick_scale_factor, tabulate, with_neutrinos
 from pmwd_dist.pm.solvers import Coefficients, Formula
 from pmwd_dist.pm.status import Code, Status, failure
 from pmwd_dist.pm.stepping import potential_cache
-from pmwd_dist.pm.stepping.potential_cache import Entry
+from pmwd_dist.pm.stepping.potential_cache import Entry, cache_spec, entry_spec
 
 # Sums of log_scale stay below this: the momenta are scaled by less than 2^4 = 16. On a grid of this range the sums are
 # exact in any order, so that the units of the momenta have the same bits in every program.
@@ -172,7 +173,7 @@ def take_step(
     return MidStep(particles, following, unit, max_displacement, status), cache
 
 
-@partial(jit, static_argnames="config")
+@on_blocks(["field", "whole", "whole", "whole", entry_spec], ("field", "whole", cache_spec))
 def _kick_and_drift(
     particles: ExactParticles,
     max_displacement: Float[Array, ""],
@@ -181,21 +182,7 @@ def _kick_and_drift(
     entry: Entry,
     config: Config,
 ) -> tuple[ExactParticles, Float[Array, ""], tuple[Array, ...]]:
-    """Kick by the acceleration, then take two drifts, see `KickDrift`."""
-    spec, cache = config.decomposition.spec, potential_cache.entry_spec(config)
-    specs = (spec, P(), P(), P(), cache), (spec, P(), cache.potentials)
-    run = config.decomposition.shard_map(partial(_kick_and_drift_block, config=config), *specs)
-    return run(particles, max_displacement, coefficients, factor, entry)
-
-
-def _kick_and_drift_block(
-    particles: ExactParticles,
-    max_displacement: Array,
-    coefficients: KickDrift,
-    factor: Table | None,
-    entry: Entry,
-    config: Config,
-) -> tuple[ExactParticles, Array, tuple[Array, ...]]:
+    """Kick by the acceleration, then take two drifts, see `KickDrift`; returns the cache, too."""
     disp, momenta = particles.disp, particles.momenta
     meshes = force_meshes(disp, max_displacement, config, factor)
 
@@ -256,15 +243,9 @@ def undo_step(
     return ExactParticles(start.disp, momenta), entry
 
 
-@partial(jit, static_argnames="config")
+@on_blocks(["field", "whole", entry_spec], ("field", entry_spec))
 def _force(disp: Array, factor: Table | None, entry: Entry, config: Config) -> tuple[Array, Entry]:
     """`gravity.acceleration` with the potential of an entry, and the entry."""
-    spec, cache = config.decomposition.spec, potential_cache.entry_spec(config)
-    run = config.decomposition.shard_map(partial(_force_block, config), (spec, P(), cache), (spec, cache))
-    return run(disp, factor, entry)
-
-
-def _force_block(config: Config, disp: Array, factor: Table | None, entry: Entry) -> tuple[Array, Entry]:
     if not entry.potentials:
         meshes = force_meshes(jax.lax.stop_gradient(disp), max_displacement_block(disp, config), config, factor)
         entry = potential_cache.of_meshes(meshes)
@@ -286,6 +267,6 @@ def _stored_force(config: Config, disp: Array, factor: Table | None, entry: Entr
 @_stored_force.defjvp
 def _stored_force_jvp(config: Config, primals: Any, tangents: Any) -> tuple[Array, Array]:
     def force(disp: Array, factor: Table | None) -> Array:
-        return acceleration_block(disp, factor, config)[0]
+        return acceleration.block(disp, factor, config)[0]
 
     return jax.jvp(force, primals[:2], tangents[:2])

@@ -13,7 +13,7 @@ import numpy as np
 
 from pmwd_dist.config import Config
 from pmwd_dist.observe.bispectrum import bispectrum, bispectrum_edges, tree_bispectrum
-from pmwd_dist.observe.interlacing import interlaced_density
+from pmwd_dist.observe.filters import interlaced_density
 from pmwd_dist.report import plot
 from pmwd_dist.report.page import Caption
 from pmwd_dist.report.tables import Table

@@ -21,7 +21,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.observe.bias import LARGEST_BIAS, LagrangianBias, bias_weights, tracer_density
 from pmwd_dist.observe.catalogue import MOST_GALAXIES
 from pmwd_dist.observe.counts import MAX_CUT, MOST_IN_A_CELL, expected_counts, negative_shares, weighted_overdensity
-from pmwd_dist.observe.interlacing import interlaced_density
+from pmwd_dist.observe.filters import interlaced_density
 from pmwd_dist.observe.multipoles import kaiser_multipoles, power_multipoles
 from pmwd_dist.observe.redshift_space import redshift_space
 from pmwd_dist.pm.particles import Particles

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pmwd_dist.observe import multipoles as observed
-from pmwd_dist.observe.interlacing import interlaced_density
+from pmwd_dist.observe.filters import interlaced_density
 from pmwd_dist.observe.power import shot_noise
 from pmwd_dist.observe.redshift_space import redshift_space
 from pmwd_dist.report import plot
