@@ -21,7 +21,7 @@ from pmwd_dist._jax.program import jit
 from pmwd_dist._memory import available_memory, size
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.backends import BACKENDS
-from pmwd_dist.parallel.decomposition import Decomposition, Shape3
+from pmwd_dist.parallel.decomposition import Decomposition, Shape3, divisions
 from pmwd_dist.parallel.defaults import default
 from pmwd_dist.parallel.fft import pirfft3d, prfft3d, spectrum_shape
 from pmwd_dist.parallel.halo import halo_pad, halo_reduce
@@ -71,7 +71,12 @@ def autotune(
     _check_size(shape, dtype, len(devices))
     if halo > max(64, *shape):
         raise ArgumentError("halo", halo, f"is wider than the mesh, {shape}", "use a narrower one")
-    candidates = _candidates(shape, devices)
+    candidates = [
+        Decomposition(division.pdims, devices, backend=backend)
+        for division in divisions([shape], len(devices), "xla")
+        for kind in BACKENDS
+        for backend in kind.candidates(division)
+    ]
     backends = {type(candidate.backend): candidate.backend for candidate in candidates}
     in_use = [kind for kind, backend in backends.items() if backend.is_open]
     say = say if say is not None and distributed.is_main() else lambda _: None
@@ -113,8 +118,8 @@ def remembered(shapes: Sequence[Shape3]) -> Decomposition | None:
             found.check(shape, "shape")
     except ValueError:
         return None
-    whole = found.size == jax.device_count()
-    return found if whole and default("backend") in ("auto", found.backend.name) else None
+    usable = found.size == jax.device_count() and default("backend") in ("auto", found.backend.name)
+    return found if usable else None
 
 
 def _machine(devices: Sequence[Any]) -> dict[str, Any]:
@@ -199,23 +204,6 @@ def _check_size(shape: Shape3, dtype: np.dtype[Any], count: int) -> None:
         raise ArgumentError("shape", shape, constraint, "use a smaller mesh, or more devices")
 
 
-def _candidates(shape: Shape3, devices: list[Any]) -> list[Decomposition]:
-    """All divisions that fit, slabs along x first."""
-    fitting, problem = [], None
-    for py in (p for p in range(1, len(devices) + 1) if len(devices) % p == 0):
-        candidate = Decomposition((len(devices) // py, py), devices, backend="xla")
-        try:
-            candidate.check(shape, "shape")
-        except ValueError as error:
-            problem = problem or error
-            continue
-        for kind in BACKENDS:
-            fitting += [Decomposition(candidate.pdims, devices, backend=b) for b in kind.candidates(candidate)]
-    if not fitting:
-        raise ValueError(f"no division over {len(devices)} devices fits: {problem}")
-    return fitting
-
-
 def _open(decomposition: Decomposition, shape: Shape3, halo: int) -> None:
     widths = [n for n, shards in zip(decomposition.block(shape), decomposition.pdims, strict=False) if shards > 1]
     shapes = [shape, spectrum_shape(shape, decomposition)]
@@ -226,27 +214,25 @@ def _measure(
     decomposition: Decomposition, shape: Shape3, dtype: Any, halo: int, repeats: int, say: Callable[[str], Any]
 ) -> float:
     """Sum of the times of transform, inverse and halo exchange [s], infinite where they can't be measured."""
+
+    def exchanged(field: jax.Array) -> jax.Array:
+        # XLA would not compute the padded field without the barrier.
+        return halo_reduce(jax.lax.optimization_barrier(halo_pad(field, halo, decomposition)), halo, decomposition)
+
     transform = partial(prfft3d, decomposition=decomposition)
     back = partial(pirfft3d, shape=shape, decomposition=decomposition)
     start = f"{decomposition.pdims!s:>10} {_label(decomposition):>12}"
     try:
         _open(decomposition, shape, halo)
         field = _attempt(jit(lambda: jnp.ones(shape, dtype), out_shardings=decomposition.sharding))
-        times = [
-            _seconds(transform, field, repeats),
-            _seconds(back, _attempt(partial(jit(transform), field)), repeats),
-            _seconds(partial(_exchanged, decomposition, halo), field, repeats),
-        ]
+        forward = _seconds(transform, field, repeats)
+        inverse = _seconds(back, _attempt(partial(jit(transform), field)), repeats)
+        times = [forward, inverse, _seconds(exchanged, field, repeats)]
     except (ValueError, MemoryError) as error:
         say(f"{start} {error}")
         return math.inf
     say(f"{start} {' '.join(f'{1e3 * seconds:9.3f}' for seconds in times)}")
     return sum(times)
-
-
-def _exchanged(decomposition: Decomposition, halo: int, field: jax.Array) -> jax.Array:
-    # XLA would not compute the padded field without the barrier.
-    return halo_reduce(jax.lax.optimization_barrier(halo_pad(field, halo, decomposition)), halo, decomposition)
 
 
 def _attempt(call: Callable[[], Any]) -> Any:

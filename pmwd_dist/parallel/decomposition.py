@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import jax
@@ -374,15 +374,24 @@ def default_decomposition(shapes: Sequence[Shape3], count: int | None = None) ->
         for shape in shapes:
             chosen.check(shape, "shape")
         return chosen
-    count = jax.device_count() if count is None else count
-    shape = shapes[0]
+    return next(divisions(shapes, jax.device_count() if count is None else count))
+
+
+def divisions(
+    shapes: Sequence[Shape3], count: int, backend: BackendName | Backend = "auto"
+) -> Generator[Decomposition]:
+    """Decompositions of the first devices of the program that fit all shapes, slabs along x first.
+
+    Raises:
+      ValueError: there are none.
+    """
+    fitting, shape = None, shapes[0]
     for py in (py for py in range(1, count + 1) if count % py == 0):
-        candidate = Decomposition((count // py, py))
-        try:
+        with suppress(ArgumentError):
+            candidate = Decomposition((count // py, py), backend=backend)
             for shape in shapes:
                 candidate.check(shape, "shape")
-            return candidate
-        except ArgumentError:
-            continue
-    remedy = f"use multiples of {count}, or fewer devices"
-    raise ArgumentError("shape", shape, f"can't be divided over {count} devices", remedy)
+            yield (fitting := candidate)
+    if fitting is None:
+        remedy = f"use multiples of {count}, or fewer devices"
+        raise ArgumentError("shape", shape, f"can't be divided over {count} devices", remedy)

@@ -135,7 +135,7 @@ MISUSE: list[tuple[Any, str]] = [
     (lambda own: Decomposition(mesh=own.mesh, spec=jax.P(None, None, "x")), "must leave the third axis of"),
     (lambda own: Decomposition(mesh=ROWS, spec=jax.P(None, ("columns", "rows"))), "order of the mesh"),
     (lambda own: pmd.autotune(8), "must be three positive numbers"),
-    (lambda own: pmd.autotune((7, 7, 7)), r"no division over 4 devices fits: shape\[0\]=7 is not divisible by 4"),
+    (lambda own: pmd.autotune((7, 7, 7)), r"shape=\(7, 7, 7\) can't be divided over 4 devices; use multiples of 4"),
     (lambda own: pmd.autotune((8, 8, 8), halo=2.5), "halo=2.5 must be a whole number"),
     (lambda own: pmd.autotune((8, 8, 8), n_devices=5), "n_devices=5 must be 1 to 4"),
     (lambda own: pmd.autotune((8, 8, 8), dtype="complex64"), "dtype=complex64 must be float32 or float64"),

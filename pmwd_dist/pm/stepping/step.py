@@ -267,6 +267,6 @@ def _stored_force(config: Config, disp: Array, factor: Table | None, entry: Entr
 @_stored_force.defjvp
 def _stored_force_jvp(config: Config, primals: Any, tangents: Any) -> tuple[Array, Array]:
     def force(disp: Array, factor: Table | None) -> Array:
-        return acceleration.block(disp, factor, config)[0]
+        return acceleration.block(disp, config, factor)[0]
 
     return jax.jvp(force, primals[:2], tangents[:2])
