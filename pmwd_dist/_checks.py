@@ -73,6 +73,13 @@ def check_choice(value: Any, name: str, choices: Sequence[Any]) -> None:
         raise ArgumentError(name, value, f"must be {', '.join(others)} or {last}")
 
 
+def check_type(value: Any, kind: type, name: str, constraint: str, remedy: str = "") -> None:
+    """Raise ArgumentError unless a value is of a type; the message has its own type and a constraint, "must be ..."."""
+    if not isinstance(value, kind):
+        constraint = f"is a {type(value).__name__} and {constraint}"
+        raise ArgumentError(name, value, constraint, remedy, show_value=False)
+
+
 def check_callable(value: Any, name: str, call: str) -> None:
     """Raise ArgumentError unless a value is a function, such as `call`."""
     if not callable(value):

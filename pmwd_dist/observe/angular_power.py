@@ -108,16 +108,18 @@ def all_powers(maps: Array, side: float | None = None) -> dict[tuple[int, int], 
         return {(i, j): angular_power(maps[i], maps[j], side=side) for i, j in pairs}
     nside = _nside(maps[0])
     modes = jnp.stack([harmonics.analyse(x, nside, 2 * nside - 1) for x in maps])
-    ell = jnp.arange(2 * nside).astype(maps.dtype)
-    return {(i, j): AngularPower(ell, harmonics.power_of_modes(modes[i], modes[j]), 2 * ell + 1) for i, j in pairs}
+    return {(i, j): _of_modes(modes[i], modes[j]) for i, j in pairs}
 
 
 @partial(jit, static_argnames="nside")
 def _of_sphere(values: Array, other: Array | None, nside: int) -> AngularPower:
-    ell = jnp.arange(2 * nside).astype(values.dtype)
-    both = [None if x is None else harmonics.analyse(x, nside, 2 * nside - 1) for x in (values, other)]
-    assert both[0] is not None
-    return AngularPower(ell, harmonics.power_of_modes(both[0], both[1]), 2 * ell + 1)
+    modes = [harmonics.analyse(x, nside, 2 * nside - 1) for x in (values, other) if x is not None]
+    return _of_modes(modes[0], modes[-1])
+
+
+def _of_modes(modes: Array, other: Array) -> AngularPower:
+    ell = jnp.arange(modes.shape[1]).astype(modes.dtype)
+    return AngularPower(ell, harmonics.power_of_modes(modes, other), 2 * ell + 1)
 
 
 @partial(jit, static_argnames=("side", "bins"))

@@ -13,7 +13,7 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Num, Real
 
-from pmwd_dist._checks import check_number
+from pmwd_dist._checks import check_number, check_type
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
@@ -21,8 +21,8 @@ from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.parallel.decomposition import on_blocks
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import irfft_block, sequence_after
-from pmwd_dist.pm import fourier, inputs
-from pmwd_dist.pm.lpt_fields import PAIRS
+from pmwd_dist.pm import fourier, inputs, lpt_fields
+from pmwd_dist.pm.lpt_fields import PAIRS, second_derivative
 from pmwd_dist.pm.modes import LinearPower, local_transfer, log_transfer, potential
 from pmwd_dist.pm.paint import cic_paint
 from pmwd_dist.pm.particles import Particles
@@ -106,9 +106,7 @@ def bias_weights(
       >>> bias = observe.LagrangianBias(b1=0.9, b2=0.1)
       >>> weights = observe.bias_weights(modes, bias, cosmo, config, smoothing=8.0)
     """
-    if not isinstance(bias, LagrangianBias):
-        constraint = f"is a {type(bias).__name__} and must be a LagrangianBias"
-        raise ArgumentError("bias", bias, constraint, "use LagrangianBias(b1=1.0)", show_value=False)
+    check_type(bias, LagrangianBias, "bias", "must be a LagrangianBias", "use LagrangianBias(b1=1.0)")
     check_number(f_nl, "f_nl")
     modes = inputs.checked_modes(modes, config)
     at = inputs.scale_factor(config.a_stop if a is None else a)
@@ -137,9 +135,8 @@ def checked_smoothing(smoothing: Any, bias: LagrangianBias) -> float:
         for name in _NONLINEAR:
             if not _is_zero(getattr(bias, name)):
                 constraint = f"must be given: the operator of {name} diverges on an unsmoothed field"
-                raise ArgumentError(
-                    "smoothing", None, constraint, "pass the radius of a Gaussian filter, such as 2.0 Mpc/h"
-                )
+                remedy = "pass the radius of a Gaussian filter, such as 2.0 Mpc/h"
+                raise ArgumentError("smoothing", None, constraint, remedy)
         return 0.0
     check_number(smoothing, "smoothing", 1e-6, 1e6, unit="Mpc/h", remedy="or leave it out")
     return float(smoothing)
@@ -193,11 +190,10 @@ def _operators(modes: Array, phi: Array, k2: Array, used: tuple[str, ...], confi
 
 def _squared_tide(modes: Array, config: Config) -> Array:
     """s_ij s_ij = (phi_ij)^2 - delta^2 / 3, with laplacian phi = delta."""
-    dtype = modes.real.dtype
-    potential = modes * fourier.inverse_laplacian(config.particle_shape, config, dtype)
-    total, trace = jnp.zeros((), dtype), jnp.zeros((), dtype)
+    potential, total = lpt_fields.potential(modes, config), jnp.zeros((), modes.real.dtype)
+    trace = total
     for i, j in PAIRS:
-        field = _second_derivative(potential, i, j, config)
+        field = second_derivative(potential, i, j, config)
         total = total + (1 if i == j else 2) * field**2
         trace = trace + field if i == j else trace
         potential, (total, trace) = sequence_after(potential, (total, trace))
@@ -206,17 +202,11 @@ def _squared_tide(modes: Array, config: Config) -> Array:
 
 def _cubed_tide(modes: Array, config: Config) -> Array:
     """s_ij s_jk s_ki, three times the determinant of s, whose trace is 0."""
-    potential = modes * fourier.inverse_laplacian(config.particle_shape, config, modes.real.dtype)
-    xx, yy, zz, xy, xz, yz = (_second_derivative(potential, i, j, config) for i, j in PAIRS)
+    potential = lpt_fields.potential(modes, config)
+    xx, yy, zz, xy, xz, yz = (second_derivative(potential, i, j, config) for i, j in PAIRS)
     third = (xx + yy + zz) / 3
     xx, yy, zz = xx - third, yy - third, zz - third
     return 3 * (xx * yy * zz + 2 * xy * xz * yz - xx * yz**2 - yy * xz**2 - zz * xy**2)
-
-
-def _second_derivative(potential: Array, i: int, j: int, config: Config) -> Array:
-    """Minus the second derivative along two axes; waves at the Nyquist frequency have none along different axes."""
-    k = fourier.wavevectors(config.particle_shape, config, potential.real.dtype, odd=i != j)
-    return irfft_block(k[i] * k[j] * potential, config.particle_shape[2], config.decomposition)
 
 
 def _mean(field: Array, config: Config) -> Array:

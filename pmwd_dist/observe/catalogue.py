@@ -119,8 +119,7 @@ def galaxy_catalogue(
     check_number(number_density, "number_density", 0, MOST_GALAXIES / math.prod(config.box_size), unit="(h/Mpc)^3")
     at = float(config.a_stop if a is None else inputs.scale_factor(a))
     particles = inputs.checked_particles(particles, config, at)
-    if not all(jnp.isfinite(x).all() for x in (particles.disp, particles.vel)):
-        raise ArgumentError("particles", particles, "are not finite", "see the status of the run", show_value=False)
+    inputs.check_finite(particles)
     moved = redshift_space(particles, cosmo, config, line_of_sight=line_of_sight, a=at)
     dtype = particles.disp.dtype
     weights = jnp.ones((), dtype) if weights is None else inputs.lattice_field(weights, config, "weights")

@@ -18,17 +18,8 @@ from pmwd_dist._jax.select import batch_any
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.distance import comoving_distance
 from pmwd_dist.cosmology.growth import GrowthTable
+from pmwd_dist.observe import passage
 from pmwd_dist.observe.crossing import Path, fit_series, path, series, series_slope
-from pmwd_dist.observe.passage import (
-    FASTEST,
-    blocks_of,
-    components_first,
-    parabola,
-    passed_sites,
-    seen,
-    step_series,
-    summed,
-)
 from pmwd_dist.pm.stepping.forward import Epoch
 
 _TERMS = 24  # of the series of distances
@@ -65,7 +56,7 @@ class DensityCone(eqx.Module):
 
     def __call__(self, before: Epoch, after: Epoch, table: GrowthTable) -> Float[Array, "nx ny nz"]:
         """Density of the galaxies that light passes in a step."""
-        step, spec = step_series(before.a, after.a, table), self.config.decomposition.spec
+        step, spec = passage.step_series(before.a, after.a, table), self.config.decomposition.spec
         small = eqx.tree_at(lambda cone: cone.weights, self, ())
 
         def block(path: Path, weights: tuple[Array, ...], shared: Any) -> Array:
@@ -89,14 +80,14 @@ def redshift_series(table: GrowthTable, logs: Any) -> Series:
 
 def _density(path: Path, weights: tuple[Array, ...], step: Any, cone: DensityCone) -> Array:
     """The local part of the density."""
-    path, config, dtype = components_first(path), cone.config, path.start.dtype
+    path, config, dtype = passage.components_first(path), cone.config, path.start.dtype
     images = jnp.asarray(
         np.array(list(itertools.product((-1, 0, 1), repeat=3))) * config.box_size - np.asarray(cone.observer), dtype
     )
     farthest = reach(config, cone.observer)
     moved = jnp.max(jnp.abs(series(cone.fiducial, _points(dtype)) - series(cone.distance, _points(dtype))))
-    moved = jax.lax.stop_gradient(moved).astype(dtype) + FASTEST * 3000
-    blocks = blocks_of(path, step.light, images, config, (0.0, farthest + moved))
+    moved = jax.lax.stop_gradient(moved).astype(dtype) + passage.FASTEST * 3000
+    blocks = passage.blocks_of(path, step.light, images, config, (0.0, farthest + moved))
     # Most of the repetitions are beyond the mesh.
     low = blocks.corner[:, None] + (images + jnp.asarray(cone.observer, dtype)[None])[None]
     high = low + (jnp.asarray(blocks.side, dtype) * blocks.spacing)[None, None]
@@ -108,7 +99,7 @@ def _density(path: Path, weights: tuple[Array, ...], step: Any, cone: DensityCon
     )
     lattice, local = (path, tuple(x.astype(dtype) for x in weights)), config.decomposition.block(config.mesh_shape)
     piece, size = partial(_piece, config=config, observer=cone.observer), (1, math.prod(local))
-    field = summed(piece, lattice, blocks._replace(wanted=wanted), images, numbers, config, size)
+    field = passage.summed(piece, lattice, blocks._replace(wanted=wanted), images, numbers, config, size)
     return jnp.where(blocks.lost, jnp.nan, field.reshape(local) / config.particles_per_cell)
 
 
@@ -122,14 +113,14 @@ def _piece(
     """Indices on the mesh and densities, for one pass, of the particles of a block that light passes."""
     (path, weights), (step, nodes, logs, distance, fiducial, spacing) = block, shared
     dtype = path.start.dtype
-    here = seen(path, *passed_sites(path, corner, step.light, spacing), step)
+    here = passage.seen(path, *passage.passed_sites(path, corner, step.light, spacing), step)
     s = (jnp.log1p(here.z) - logs[0]) / (logs[1] - logs[0])
     good = here.passed & (here.z > _NEAREST) & (s < 1)
     s = jnp.where(good, s, 0.5)
     true, assumed = series(distance, s), series(fiducial, s)
     weight = (assumed / true) ** 2 * series_slope(fiducial, s) / series_slope(distance, s)
     if weights:
-        weight = weight * sum(x * y for x, y in zip(parabola(here.D, nodes), weights, strict=True))
+        weight = weight * sum(x * y for x, y in zip(passage.parabola(here.D, nodes), weights, strict=True))
     place_in_box = here.x * (assumed / here.distance)[None] + jnp.asarray(observer, dtype).reshape(3, 1, 1, 1)
     cells = place_in_box / jnp.asarray(config.cell_size, dtype).reshape(3, 1, 1, 1)
     lowest = jax.lax.stop_gradient(jnp.floor(cells))

@@ -20,20 +20,11 @@ from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.distance import scale_factor_at, transverse_distance
 from pmwd_dist.cosmology.growth import GrowthTable
+from pmwd_dist.observe import passage
 from pmwd_dist.observe.catalogue import check_negative
 from pmwd_dist.observe.crossing import Path, path
 from pmwd_dist.observe.deposit import each_group, each_image
 from pmwd_dist.observe.healpix import nearest_pixel, nside_of
-from pmwd_dist.observe.passage import (
-    Seen,
-    blocks_of,
-    components_first,
-    parabola,
-    passed_sites,
-    seen,
-    step_series,
-    weight_nodes,
-)
 from pmwd_dist.observe.survey import Survey
 from pmwd_dist.parallel.inputs import check_on_host
 from pmwd_dist.pm import inputs
@@ -124,7 +115,7 @@ def means_of(
     most = survey.n_z[1].max() * volume * max(1.0, float(transverse_distance(far, table) / far) ** 2)
     if fields:
         D = table.D1(scale_factor_at(jnp.asarray([near, far], float), table))
-        shares = np.array(parabola(jnp.linspace(D[0], D[1], _POINTS), jnp.asarray(nodes)), float)
+        shares = np.array(passage.parabola(jnp.linspace(D[0], D[1], _POINTS), jnp.asarray(nodes)), float)
         low, high = (np.array([[float(bound(field))] for field in fields]) for bound in (jnp.min, jnp.max))
         _check_most(survey.n_z[1].max() * volume * float(np.max(high[:, 0] / norms)))
         largest = np.sum(np.maximum(shares * low, shares * high), axis=0)
@@ -150,7 +141,9 @@ def _at_nodes(weights: Weights | None, survey: Survey, table: GrowthTable, confi
     if weights is None:
         return (), np.ones(1), np.ones(1)
     last, first = survey.z_range
-    times, nodes = weight_nodes(1 / (1 + first), 1 / (1 + last), table) if callable(weights) else (np.ones(1),) * 2
+    times = nodes = np.ones(1)
+    if callable(weights):
+        times, nodes = passage.weight_nodes(1 / (1 + first), 1 / (1 + last), table)
     fields = list[Array]()
     for a in np.asarray(times, float):
         field = weights(float(a)) if callable(weights) else weights
@@ -179,7 +172,7 @@ def draw(
     from its site. No more than a share of the particles has a galaxy.
     """
     before, after = (Epoch(a, undo_half_drift(m, config)) for a, m in zip(times, ends, strict=True))
-    step, names = step_series(before.a, after.a, table), config.decomposition.names
+    step, names = passage.step_series(before.a, after.a, table), config.decomposition.names
 
     def block(path: Path, weights: tuple[Array, ...], *shared: Any) -> Any:
         rows, count, lost = _rows(path, weights, shared, config, room=room, share=share)
@@ -195,16 +188,16 @@ def _rows(
     path: Path, weights: tuple[Array, ...], shared: Any, config: Config, *, room: int, share: float
 ) -> tuple[Array, Array, Array]:
     """Rows of the local galaxies, their number, and whether particles may be lost."""
-    path, dtype, (step, means, _) = components_first(path), path.start.dtype, shared
+    path, dtype, (step, means, _) = passage.components_first(path), path.start.dtype, shared
     names = varying_names(path.start)
-    blocks = blocks_of(path, step.light, means.images, config, means.edges)
+    blocks = passage.blocks_of(path, step.light, means.images, config, means.edges)
     lattice, spacing = (path, weights), blocks.spacing
 
     def put(carry: Any, blocks: Any, images: Any, shared: Any, is_wanted: Array) -> Any:
         (rows, count, lost), ((path, weights), first), (image, number) = carry, blocks, images
         step, means, table = shared
         corners = first.astype(dtype) * spacing[None] + image
-        sites, passed, guess = jax.vmap(passed_sites, (0, 0, None, None))(path, corners, step.light, spacing)
+        sites, passed, guess = jax.vmap(passage.passed_sites, (0, 0, None, None))(path, corners, step.light, spacing)
         place = jnp.stack(jnp.meshgrid(*map(jnp.arange, passed.shape[1:]), indexing="ij"))[None]
         place, number = place + first[..., None, None, None], jnp.broadcast_to(_along(number), passed.shape)
         u = _random(means.key_words, place, number).astype(dtype)
@@ -219,7 +212,7 @@ def _rows(
         path, sites, guess, u, place, number, weights = jax.tree.map(partial(_chosen, at=at), arrays)
         total = jnp.sum(chosen, dtype=jnp.int32)
 
-        here = seen(path, sites, jnp.arange(kept) < total, guess, step)
+        here = passage.seen(path, sites, jnp.arange(kept) < total, guess, step)
         mean = _mean_numbers(here, weights, means, table)
         # No direction is known at the observer.
         found = _poisson(jnp.where(here.passed & (here.distance > 0), mean, 0), u)
@@ -237,14 +230,14 @@ def _rows(
     return each_group(add, start, lattice, blocks.first, blocks.wanted)
 
 
-def _mean_numbers(here: Seen, weights: tuple[Array, ...], means: Means, table: GrowthTable) -> Array:
+def _mean_numbers(here: passage.Seen, weights: tuple[Array, ...], means: Means, table: GrowthTable) -> Array:
     """Mean numbers of galaxies at particles that light passes."""
     mean = means.volume * jnp.interp(here.z, *means.n_z, left=0, right=0)
     mean = mean * (transverse_distance(here.distance, table) / here.distance) ** 2
     if means.mask.ndim:
         mean = mean * means.mask[nearest_pixel(nside_of(means.mask.size), here.x.T)]
     if weights:
-        shares = parabola(here.D, means.nodes)
+        shares = passage.parabola(here.D, means.nodes)
         norm = sum(share * norm for share, norm in zip(shares, means.norms, strict=True))
         weight = sum(share * field for share, field in zip(shares, weights, strict=True))
         mean = mean * jnp.maximum(weight, 0) / norm

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from pmwd_dist._checks import check_number
+from pmwd_dist._checks import check_number, check_type
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, parameters_of
@@ -111,8 +110,7 @@ def check_halos(
     halos: Any, config: Config | None = None, cosmo: Cosmology | GrowthTable | None = None, *, name: str = "halos"
 ) -> None:
     """Raise ArgumentError unless this is a HaloCatalogue, in the box and the cosmology of others if there are some."""
-    if not isinstance(halos, HaloCatalogue):
-        raise ArgumentError(name, halos, "must be a HaloCatalogue", "call friends_of_friends", show_value=False)
+    check_type(halos, HaloCatalogue, name, "must be a HaloCatalogue", "call friends_of_friends")
     box = halos.about["box_size [Mpc/h]"]
     if config is not None and tuple(box) != config.box_size:
         constraint = f"has a box of {tuple(box)} Mpc/h, and the config of {config.box_size}"
@@ -185,8 +183,7 @@ def particle_rows(particles: Particles, config: Config, a: Any = None) -> tuple[
     if at is None:
         raise ArgumentError("a", a, "is not known for these particles", "pass their scale factor")
     particles = inputs.checked_particles(particles, config, inputs.scale_factor(at))
-    if not all(jnp.isfinite(x).all() for x in (particles.disp, particles.vel)):
-        raise ArgumentError("particles", particles, "are not finite", "see the status of the run", show_value=False)
+    inputs.check_finite(particles)
     positions = particles.positions(config)
     velocities = jax.device_put(particles.velocities(at), positions.sharding)
     parts: list[Rows] = []

@@ -12,7 +12,7 @@ from jax.scipy.special import erf
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from pmwd_dist._checks import check_choice, check_number
+from pmwd_dist._checks import check_choice, check_number, check_type
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
@@ -104,8 +104,7 @@ def halo_galaxies(
       >>> mocks = observe.halo_galaxies(halos, observe.HaloOccupation(log_m_min=12.5), cosmo, key=jax.random.key(1))
     """
     check_on_host("halo_galaxies", (occupation, cosmo, key))
-    if not isinstance(occupation, HaloOccupation):
-        raise ArgumentError("occupation", occupation, "must be a HaloOccupation", show_value=False)
+    check_type(occupation, HaloOccupation, "occupation", "must be a HaloOccupation")
     check_key(key)
     check_choice(definition, "definition", DEFINITIONS)
     check_halos(halos, cosmo=cosmo)

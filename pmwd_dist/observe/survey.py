@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from pmwd_dist._checks import check_number, check_seen, check_shares
+from pmwd_dist._checks import check_callable, check_number, check_seen, check_shares, check_type
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.distance import comoving_distance, transverse_distance
@@ -65,8 +65,8 @@ class Survey:
         object.__setattr__(self, "mask", None if self.mask is None else _checked_mask(self.mask))
         check_number(self.completeness, "completeness", 1e-9, 1)
         check_number(self.redshift_error, "redshift_error", 0, 0.2)
-        if self.losses is not None and not callable(self.losses):
-            raise ArgumentError("losses", self.losses, "must be a function of the columns", show_value=False)
+        if self.losses is not None:
+            check_callable(self.losses, "losses", "lambda columns: columns['Z'] > 0.1")
 
     @property
     def z_range(self) -> tuple[float, float]:
@@ -286,9 +286,7 @@ def random_catalogue(survey: Survey, cosmo: Cosmology | GrowthTable, *, key: Arr
 
 def check_survey(survey: Any) -> None:
     """Raise ArgumentError unless this is a survey."""
-    if not isinstance(survey, Survey):
-        constraint = f"is a {type(survey).__name__} and must be a Survey"
-        raise ArgumentError("survey", survey, constraint, "use observe.Survey(n_z=(z, n))", show_value=False)
+    check_type(survey, Survey, "survey", "must be a Survey", "use observe.Survey(n_z=(z, n))")
 
 
 def _directions(mask: np.ndarray | None, number: int, rng: np.random.Generator) -> np.ndarray:

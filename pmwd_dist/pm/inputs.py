@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from pmwd_dist._checks import check_type
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
@@ -34,10 +35,8 @@ _FIELD = "call density(particles, config) first"
 
 def check_config(config: Any) -> None:
     """Raise ValueError unless this is a Config."""
-    if not isinstance(config, Config):
-        constraint = f"is a {type(config).__name__} and must be a pmwd_dist.Config"
-        remedy = "it follows the cosmology or the field, as in lpt(modes, cosmo, config)"
-        raise ArgumentError("config", config, constraint, remedy, show_value=False)
+    remedy = "it follows the cosmology or the field, as in lpt(modes, cosmo, config)"
+    check_type(config, Config, "config", "must be a pmwd_dist.Config", remedy)
 
 
 def mesh_field(field: Any, config: Config, name: str = "field", remedy: str = _FIELD) -> Array:
@@ -80,10 +79,8 @@ def vectors(x: Any, config: Config, name: str) -> Array:
 
 def checked_particles(particles: Any, config: Config, a: Any = None, name: str = "a") -> Particles:
     """Check particles, also their scale factor if `a` is a number; displacements and momenta get one precision."""
-    if not isinstance(particles, Particles):
-        constraint = f"is a {type(particles).__name__} and must be Particles"
-        remedy = "pass solution.particles" if hasattr(particles, "particles") else _SOURCES["particles"]
-        raise ArgumentError("particles", particles, constraint, remedy, show_value=False)
+    remedy = "pass solution.particles" if hasattr(particles, "particles") else _SOURCES["particles"]
+    check_type(particles, Particles, "particles", "must be Particles", remedy)
     disp, vel = (vectors(getattr(particles, x), config, f"particles.{x}") for x in ("disp", "vel"))
     origin = particles.origin
     particles.check_box(config)
@@ -96,11 +93,15 @@ def checked_particles(particles: Any, config: Config, a: Any = None, name: str =
     return Particles(jnp.asarray(disp, dtype), jnp.asarray(vel, dtype))
 
 
+def check_finite(particles: Particles) -> None:
+    """Raise ValueError unless all numbers of particles are finite; waits for them."""
+    if not all(jnp.isfinite(x).all() for x in (particles.disp, particles.vel)):
+        raise ArgumentError("particles", particles, "are not finite", "see the status of the run", show_value=False)
+
+
 def check_table(args: Any) -> None:
     """Raise ValueError unless the arguments of the equations of motion are a growth table."""
-    if not isinstance(args, GrowthTable):
-        constraint = f"is a {type(args).__name__} and must be a growth table"
-        raise ArgumentError("args", args, constraint, "pass args=growth_table(cosmo)", show_value=False)
+    check_type(args, GrowthTable, "args", "must be a growth table", "pass args=growth_table(cosmo)")
 
 
 def scale_factor(a: Any, name: str = "a") -> Any:

@@ -44,7 +44,7 @@ def potential(source: Array, config: Config) -> Array:
 def displaced(potential: Array, config: Config) -> Array:
     """Gradient of a potential, shape (nx, ny, nz, 3), from its modes."""
     fields: list[Array] = []
-    for k in _odd_wavevectors(potential, config):
+    for k in _wavevectors(potential, config, odd=True):
         fields.append(irfft_block(scaled_by_i(potential, k), config.particle_shape[2], config.decomposition))
         potential, fields = sequence_after(potential, fields)
     return jnp.stack(fields, -1)
@@ -69,21 +69,16 @@ def third_order(p1: Array, weights: Array, config: Config) -> list[Array]:
     stored = stores_second_derivatives(config, p1.real.dtype)
     wrap = _unchanged if stored else recomputed
 
-    def cubic(p1: Array) -> list[Array]:
-        return [rfft_block(_determinant(p1, config), config.decomposition)]
-
-    def quadratic(p1: Array) -> list[Array]:
-        return [rfft_block(_minors(p1, config), config.decomposition)]
-
-    def shifted(p1: Array) -> list[Array]:
-        return [on_lattice(partial(_minors, config=config), p1, 0.5, config)]
+    def apart(modes_of: Callable[[Array], Array], p1: Array) -> tuple[Array, Array]:
+        return after(p1, wrap(lambda p1: [modes_of(p1)])(p1)[0])
 
     @wrap
     def sums(p1: Array, weights: Array) -> list[Array]:
         keep = fourier.translation(config.particle_shape, config, p1.real.dtype, jnp.zeros((), p1.real.dtype)).real
-        p1, determinant = after(p1, wrap(cubic)(p1)[0])
-        p1, minors = after(p1, wrap(quadratic)(p1)[0])
-        p2 = potential(scaled(wrap(shifted)(p1)[0] + minors, keep / 2), config)
+        p1, determinant = apart(lambda p1: rfft_block(_determinant(p1, config), config.decomposition), p1)
+        p1, minors = apart(lambda p1: rfft_block(_minors(p1, config), config.decomposition), p1)
+        shifted = wrap(lambda p1: [on_lattice(partial(_minors, config=config), p1, 0.5, config)])(p1)[0]
+        p2 = potential(scaled(shifted + minors, keep / 2), config)
         (p1, p2), determinant = after((p1, p2), determinant)
         mixed = rfft_block(_mixed_minors(p1, p2, config, stored=stored), config.decomposition)
         return [scaled(p2, w) + potential(scaled(determinant, a) + scaled(mixed, b), config) for w, a, b in weights]
@@ -103,12 +98,11 @@ def stores_second_derivatives(config: Config, dtype: Any, platform: str | None =
 
 def _minors(p: Array, config: Config) -> Array:
     """m(A, A) from modes of the potential, with one second derivative at a time."""
-    even, odd = _wavevectors(p, config)
-    trace = _second_derivative(p, 0, 0, even, odd, config)
+    trace = second_derivative(p, 0, 0, config)
     p, trace = sequence_after(p, trace)
     total = jnp.zeros((), trace.dtype)
     for i, j in PAIRS[1:]:
-        derivative = _second_derivative(p, i, j, even, odd, config)
+        derivative = second_derivative(p, i, j, config)
         total = total + (trace * derivative if i == j else -(derivative**2))
         trace = trace + derivative if i == j else trace
         p, (total, trace) = sequence_after(p, (total, trace))
@@ -117,10 +111,9 @@ def _minors(p: Array, config: Config) -> Array:
 
 def _determinant(p: Array, config: Config) -> Array:
     """det A from modes of the potential, with at most five fields at a time."""
-    even, odd = _wavevectors(p, config)
 
     def derivative(p: Array, i: int, j: int, others: Sequence[Array]) -> tuple[Array, Any]:
-        return sequence_after(p, (*others, _second_derivative(p, i, j, even, odd, config)))
+        return sequence_after(p, (*others, second_derivative(p, i, j, config)))
 
     p, (yz,) = derivative(p, 1, 2, ())
     p, (yz, xz) = derivative(p, 0, 2, (yz,))
@@ -137,7 +130,7 @@ def _mixed_minors(p1: Array, p2: Array, config: Config, *, stored: bool) -> Arra
 
     A loop over pairs: XLA's compiler for CPUs would compute all second derivatives before their products.
     """
-    even, odd = _wavevectors(p1, config)
+    even, odd = (_wavevectors(p1, config, odd=odd) for odd in (False, True))
     wrap = _unchanged if stored else jax.checkpoint
 
     def derivative(modes: Array, factors: Sequence[Array]) -> Array:
@@ -190,14 +183,11 @@ def dealiased(product: Callable[[Array], Array], modes: Array, config: Config) -
     return jax.lax.scan(add, zero, jnp.asarray([0.0, 0.5], modes.real.dtype))[0]
 
 
-def _second_derivative(p: Array, i: int, j: int, even: Any, odd: Any, config: Config) -> Array:
-    factor = even[i] ** 2 if i == j else odd[i] * odd[j]
-    return irfft_block(scaled(p, -factor), config.particle_shape[2], config.decomposition)
+def second_derivative(p: Array, i: int, j: int, config: Config) -> Array:
+    """Second derivative along two axes; waves at the Nyquist frequency have none along different axes."""
+    k = _wavevectors(p, config, odd=i != j)
+    return irfft_block(scaled(p, -(k[i] * k[j])), config.particle_shape[2], config.decomposition)
 
 
-def _odd_wavevectors(modes: Array, config: Config) -> tuple[Array, Array, Array]:
-    return fourier.wavevectors(config.particle_shape, config, modes.real.dtype, odd=True)
-
-
-def _wavevectors(modes: Array, config: Config) -> tuple[Any, Any]:
-    return fourier.wavevectors(config.particle_shape, config, modes.real.dtype), _odd_wavevectors(modes, config)
+def _wavevectors(modes: Array, config: Config, *, odd: bool) -> tuple[Array, Array, Array]:
+    return fourier.wavevectors(config.particle_shape, config, modes.real.dtype, odd=odd)

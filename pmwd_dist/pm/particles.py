@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from pmwd_dist._checks import check_number
+from pmwd_dist._checks import check_number, check_type
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config, Vector3
 from pmwd_dist.ops.momenta import bits, momentum, pack, rounded
@@ -74,9 +74,7 @@ class Particles(eqx.Module):
         Raises:
           ValueError: the config has another lattice or box.
         """
-        if not isinstance(config, Config):
-            constraint = f"is a {type(config).__name__} and must be a Config"
-            raise ArgumentError("config", config, constraint, show_value=False)
+        check_type(config, Config, "config", "must be a Config")
         if (expected := (*config.particle_shape, 3)) != self.disp.shape:
             raise ArgumentError("particles.disp.shape", self.disp.shape, f"must be {expected}")
         self.check_box(config)
@@ -86,11 +84,8 @@ class Particles(eqx.Module):
         """Raise ArgumentError if these particles are made for another box."""
         box = self.origin.box_size
         if box is not None and not np.allclose(box, config.box_size, rtol=1e-5, atol=0):
-            constraint, remedy = (
-                f"is not the box of the config, {config.box_size}",
-                "pass the config of these particles",
-            )
-            raise ArgumentError("particles.origin.box_size", box, constraint, remedy)
+            constraint = f"is not the box of the config, {config.box_size}"
+            raise ArgumentError("particles.origin.box_size", box, constraint, "pass the config of these particles")
 
     def velocities(self, a: Any = None) -> Float[Array, "nx ny nz 3"]:
         """Peculiar velocities a dx/dt [km/s] at a scale factor; default: the one that these particles are made for.

@@ -72,7 +72,7 @@ def test_catalogues_without_a_light_cone_are_refused(cosmo: Any) -> None:
         ([one, catalogue(1.2, table)], r"must have .* different times until a = 1, and have a = \[1.0\]"),
         ([one, one], "must have the same columns at two or more different times until"),
         ([one, catalogue(0.9, table, **{"box_size [Mpc/h]": (1.0, 1.0, 1.0)})], "has a box of .* Mpc/h, and the conf"),
-        ([one, None], "must be a HaloCatalogue; call friends_of_friends"),
+        ([one, None], "is a NoneType and must be a HaloCatalogue; call friends_of_friends"),
     ):
         with pytest.raises(ValueError, match=f"catalogues {words}"):
             observe.halo_light_cone(catalogues, table, CONFIG)
