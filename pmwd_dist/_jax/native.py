@@ -71,7 +71,7 @@ def native_version() -> str | None:
     return None if _ops is None else _ops.__version__
 
 
-def cudecomp_ops() -> Any | None:
+def cudecomp_ops() -> Any:
     """The native side of `cudecomp`, with its targets registered with XLA; None without native ops."""
     return _ops if _registered("CUDA") else None
 

@@ -240,17 +240,8 @@ def _undo_kick_reference(*operands: Array, geometry: Geometry, resolution: float
     return momenta, ct_disp, ct_vel, sums
 
 
-def _undo_drift_reference(
-    disp: Array,
-    momenta: Array,
-    ct_disp: Array,
-    ct_vel: Array,
-    field: Array,
-    step: Array,
-    *,
-    geometry: Geometry,
-    resolution: float,
-) -> tuple[Array, Array, Array, Array]:
+def _undo_drift_reference(*operands: Array, geometry: Geometry, resolution: float) -> tuple[Array, Array, Array, Array]:
+    disp, momenta, ct_disp, ct_vel, field, step = operands
     c = UndoDrift(*step)
     values, pull = jax.vjp(lambda disp: read(disp, field, geometry), disp)
     ct_disp = ct_disp + jnp.where(c.good != 0, c.weight * pull(jnp.ones_like(values))[0], 0)

@@ -298,27 +298,24 @@ def all_rows(x: np.ndarray) -> np.ndarray:
     """The rows of arrays of all processes, in their order, on every process. Collective."""
     if jax.process_count() == 1:
         return x
-    from jax.experimental import multihost_utils
-
     # As words: JAX may have no type of 64 bits.
     words = np.ascontiguousarray(x).reshape(len(x), math.prod(x.shape[1:])).view(np.int32)
-    with connection_errors():
-        lengths = np.ravel(multihost_utils.process_allgather(np.int32(len(x))))
-        longer = np.zeros((int(lengths.max()), *words.shape[1:]), np.int32)
-        longer[: len(x)] = words
-        rows = multihost_utils.process_allgather(longer)
-    every = np.concatenate([row[:n] for row, n in zip(rows, lengths, strict=True)])
-    return every.view(x.dtype).reshape(-1, *x.shape[1:])
+    return np.concatenate(_of_lengths(words)).view(x.dtype).reshape(-1, *x.shape[1:])
 
 
 def exchange(text: str) -> list[str]:
     """The texts of all processes, in their order. Collective."""
     if jax.process_count() == 1:
         return [text]
-    own = np.frombuffer(text.encode(), np.uint8)
-    lengths = np.ravel(_gathered(np.int32(len(own))))
-    rows = _gathered(np.pad(own, (0, int(lengths.max()) - len(own))))
-    return [bytes(row[:n]).decode() for row, n in zip(rows, lengths, strict=True)]
+    return [bytes(row).decode() for row in _of_lengths(np.frombuffer(text.encode(), np.uint8))]
+
+
+def _of_lengths(x: np.ndarray) -> list[np.ndarray]:
+    """The arrays of all processes, which may differ in length. Collective."""
+    lengths = np.ravel(_gathered(np.int32(len(x))))
+    longer = np.zeros((int(lengths.max()), *x.shape[1:]), x.dtype)
+    longer[: len(x)] = x
+    return [row[:n] for row, n in zip(_gathered(longer), lengths, strict=True)]
 
 
 class ConnectionLostError(RuntimeError):

@@ -9,7 +9,7 @@ Derivatives are paints, too; the transpose pads with halos and reads.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,73 +35,59 @@ from pmwd_dist.parallel.decomposition import Decomposition
 from pmwd_dist.parallel.halo import pad_block, reduce_block
 
 
+class Paint(NamedTuple):
+    """A paint of the particles of all devices.
+
+    Args:
+      geometry: place of the local lattice in the padded block.
+      pad: width of the halo [cells].
+      particles: number of particles of all devices.
+    """
+
+    geometry: cic.Geometry
+    decomposition: Decomposition
+    pad: int
+    particles: int
+
+
 def paint_and_reduce(
-    disp: Float[Array, "px py pz 3"],
-    weight: Float[Array, "wx wy wz 1 1"],
-    geometry: cic.Geometry,
-    decomposition: Decomposition,
-    *,
-    pad: int,
-    particles: int,
+    disp: Float[Array, "px py pz 3"], weight: Float[Array, "wx wy wz 1 1"], paint: Paint
 ) -> Float[Array, "nx ny nz"]:
     """Paint the local particles and add the halos, inside shard_map.
 
-    `weight` holds one weight, which may vary over devices, or one for each particle; `geometry` places the lattice in
-    the padded block, `pad` is the width of the halo [cells], and `particles` counts those of all devices.
+    `weight` holds one weight, which may vary over devices, or one for each particle.
     """
-    replicated = not varying_names(weight) & set(decomposition.names)
-    disp, weight = unify_varying(disp, weight)
-    out = _paint_p.bind(
-        add_batch_axis(disp),
-        add_batch_axis(weight),
-        geometry=geometry,
-        masks=(cic.VALUE,),
-        decomposition=decomposition,
-        pad=pad,
-        particles=particles,
-        replicated=replicated,
-    )
-    return drop_batch_axis(out)
+    replicated = not varying_names(weight) & set(paint.decomposition.names)
+    operands = map(add_batch_axis, unify_varying(disp, weight))
+    return drop_batch_axis(_paint_p.bind(*operands, paint=paint, masks=(cic.VALUE,), replicated=replicated))
 
 
-def _aval(disp: Any, weight: Any, *, geometry: cic.Geometry, decomposition: Decomposition, pad: int, **_: Any) -> Any:
+def _aval(disp: Any, weight: Any, *, paint: Paint, **_: Any) -> Any:
     del weight
-    parts = (*decomposition.pdims, 1)
-    block = [n - 2 * pad if p > 1 else n for n, p in zip(geometry.mesh, parts, strict=True)]
+    parts = (*paint.decomposition.pdims, 1)
+    block = [n - 2 * paint.pad if p > 1 else n for n, p in zip(paint.geometry.mesh, parts, strict=True)]
     return result_aval(disp, (disp.shape[0], *block), disp.dtype)
 
 
-def _in_floats(
-    disp: Array, weight: Array, *, geometry: cic.Geometry, masks: Any, decomposition: Decomposition, pad: int, **_: Any
-) -> Array:
+def _in_floats(disp: Array, weight: Array, *, paint: Paint, masks: Any, **_: Any) -> Array:
     def one(disp: Array, weight: Array) -> Array:
-        return reduce_block(cic.paint(disp, weight, geometry, masks)[..., 0], pad, decomposition)
+        return reduce_block(cic.paint(disp, weight, paint.geometry, masks)[..., 0], paint.pad, paint.decomposition)
 
     return over_batch(one, disp, weight)
 
 
-def _in_integers(
-    disp: Array,
-    weight: Array,
-    *,
-    geometry: cic.Geometry,
-    masks: tuple[cic.Mask, ...],
-    decomposition: Decomposition,
-    pad: int,
-    particles: int,
-    replicated: bool,
-) -> Array:
+def _in_integers(disp: Array, weight: Array, *, paint: Paint, masks: Any, replicated: bool) -> Array:
     bound = over_batch(max_abs, weight)
     if not replicated:
-        bound = _max_over_devices(bound, decomposition)
-    bits = sums.contribution_bits(particles, len(masks), disp.dtype)
-    painted = sums.paint_sums(disp, weight, bound, geometry, masks, bits)
+        bound = _max_over_devices(bound, paint.decomposition)
+    bits = sums.contribution_bits(paint.particles, len(masks), disp.dtype)
+    painted = sums.paint_sums(disp, weight, bound, paint.geometry, masks, bits)
 
     def reduced(block: Array, bound: Array) -> Array:
         add = partial(sums.add_sums, halves=bound.dtype == jnp.float64)
         addition = Addition(add, lambda part: sums.values_of_sums(part, bound, bits))
         with jax.enable_x64(True):
-            return reduce_block(sums.joined(block), pad, decomposition, addition)
+            return reduce_block(sums.joined(block), paint.pad, paint.decomposition, addition)
 
     return over_batch(reduced, painted, bound)
 
@@ -124,29 +110,16 @@ _paint_p = define_op(
 )
 
 
-def _moved(
-    ddisp: Array, disp: Array, weight: Array, *, geometry: cic.Geometry, masks: Any, replicated: bool, **params: Any
-) -> Array:
+def _moved(ddisp: Array, disp: Array, weight: Array, *, paint: Paint, masks: Any, **_: Any) -> Array:
     """Tangent of the mesh for tangents of the displacements."""
-    del replicated
-    slopes, masks = cic.jvp_weights(ddisp, weight, geometry, masks)
-    operands = unify_varying(disp, slopes)
-    return _paint_p.bind(*operands, geometry=geometry, masks=masks, replicated=False, **params)
+    slopes, masks = cic.jvp_weights(ddisp, weight, paint.geometry, masks)
+    return _paint_p.bind(*unify_varying(disp, slopes), paint=paint, masks=masks, replicated=False)
 
 
-def _transpose(
-    ct: Array,
-    disp: Array,
-    weight: Any,
-    *,
-    geometry: cic.Geometry,
-    masks: Any,
-    decomposition: Decomposition,
-    pad: int,
-    **_: Any,
-) -> Array:
+def _transpose(ct: Array, disp: Array, weight: Any, *, paint: Paint, masks: Any, **_: Any) -> Array:
     def one(disp: Array, ct: Array) -> Array:
-        return cic.read(disp, pad_block(ct, pad, decomposition)[..., None], geometry, masks)
+        padded = pad_block(ct, paint.pad, paint.decomposition)
+        return cic.read(disp, padded[..., None], paint.geometry, masks)
 
     out = over_batch(one, disp, ct)
     return out if weight.aval.shape == out.shape else jnp.sum(out, axis=(1, 2, 3), keepdims=True)

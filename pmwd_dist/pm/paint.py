@@ -23,7 +23,7 @@ from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.halo import pad_block
 from pmwd_dist.parallel.inputs import real
 from pmwd_dist.pm import inputs
-from pmwd_dist.pm.deterministic_paint import paint_and_reduce
+from pmwd_dist.pm.deterministic_paint import Paint, paint_and_reduce
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.status import UNLIMITED
 
@@ -191,12 +191,12 @@ def block_geometry(config: Config, halo: int) -> cic.Geometry:
 
 def paint_block(disp: Array, weight: Array, max_displacement: Array, config: Config) -> Array:
     """Paint the local particles, with weights of shape (..., 1, 1), and add the halos, see `deterministic_paint`."""
-    decomposition, particles = config.decomposition, math.prod(config.particle_shape)
 
     def run(halo: int, disp: Array, weight: Array) -> Array:
         geometry = block_geometry(config, halo)
-        if decomposition.size == 1:
+        if config.decomposition.size == 1:
             return cic.paint(disp, weight, geometry)[..., 0]
-        return paint_and_reduce(disp, weight, geometry, decomposition, pad=halo + 1, particles=particles)
+        paint = Paint(geometry, config.decomposition, pad=halo + 1, particles=math.prod(config.particle_shape))
+        return paint_and_reduce(disp, weight, paint)
 
     return with_halo(max_displacement, config, run, disp, weight)

@@ -62,9 +62,7 @@ def _grid(shape: Shape3, pdims: tuple[int, int], comms: tuple[int, int]) -> dict
 def _scratch(
     x: Any, *, shape: Shape3, pdims: tuple[int, int], comms: tuple[int, int], halo: int | None = None, **_: Any
 ) -> ShapedArray:
-    ops = native.cudecomp_ops()
-    assert ops is not None
-    return ShapedArray((ops.cudecomp_scratch(shape, pdims, comms, halo),), x.dtype)
+    return ShapedArray((native.cudecomp_ops().cudecomp_scratch(shape, pdims, comms, halo),), x.dtype)
 
 
 def _transpose_aval(x: Any, *, shape: Shape3, pdims: tuple[int, int], step: int, **_: Any) -> Any:

@@ -102,9 +102,7 @@ class CuDecomp(TransposingBackend):
 
     def open(self, division: Division, shapes: Sequence[Shape3], *, halo: int = 0) -> None:
         """Start cuDecomp if necessary, and prepare it for arrays of some shapes. Collective, before any tracing."""
-        rank = _start(division)
-        library_ops = native.cudecomp_ops()
-        assert library_ops is not None
+        rank, library_ops = _start(division), native.cudecomp_ops()
         item_bytes = jnp.result_type(complex).itemsize
         try:
             device = jax.local_devices()[0].local_hardware_id
@@ -197,10 +195,8 @@ def close_backend() -> None:
     global _communicator
     if _communicator is None:
         return
-    library_ops = native.cudecomp_ops()
-    assert library_ops is not None
     try:
-        library_ops.cudecomp_close()
+        native.cudecomp_ops().cudecomp_close()
     except RuntimeError as error:
         _end_job(f"cuDecomp did not end: {error}")
     _opened.clear()

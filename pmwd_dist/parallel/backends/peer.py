@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import jax
 import jax.numpy as jnp
@@ -104,9 +104,27 @@ def _complex(block: Array) -> Array:
     return block.astype(np.result_type(block.dtype, np.complex64))
 
 
+class _Kind(NamedTuple):
+    """A transform of slabs between the two layouts.
+
+    Args:
+      names: device axes that divide the field.
+      shards: number of slabs.
+      nz: cells of a real field along z; None: the field is complex.
+      inverse: whether a spectrum is transformed.
+      sign: sign of the exponent.
+    """
+
+    names: Names
+    shards: int
+    nz: int | None
+    inverse: bool
+    sign: int
+
+
 def _transform(block: Array, division: Division, *, nz: int | None, inverse: bool, sign: int) -> Array:
-    x = _batched(block, division)
-    return _transform_p.bind(x, **_shards(division), nz=nz, inverse=inverse, sign=sign)[0]
+    kind = _Kind(division.names, division.size, nz, inverse, sign)
+    return _transform_p.bind(_batched(block, division), kind=kind)[0]
 
 
 def _batched(block: Array, division: Division) -> Array:
@@ -121,28 +139,24 @@ def _shards(division: Division) -> dict[str, Any]:
 # --- unscaled transforms between the two layouts, of either sign ----------------------------------------------
 
 
-def _transform_aval(x: Any, *, names: Names, shards: int, nz: int | None, inverse: bool, sign: int) -> Any:
-    del names, sign
+def _transform_aval(x: Any, *, kind: _Kind) -> Any:
     batch, nx, ny, last = x.shape
-    if inverse:
+    nz, shards = kind.nz, kind.shards
+    if kind.inverse:
         shape = batch, nx // shards, ny * shards, last if nz is None else nz
-        dtype = x.dtype if nz is None else np.zeros((), x.dtype).real.dtype
-    else:
-        shape = batch, nx * shards, ny // shards, last if nz is None else nz // 2 + 1
-        dtype = np.result_type(x.dtype, np.complex64)
-    return result_aval(x, shape, dtype)
+        return result_aval(x, shape, x.dtype if nz is None else np.zeros((), x.dtype).real.dtype)
+    shape = batch, nx * shards, ny // shards, last if nz is None else nz // 2 + 1
+    return result_aval(x, shape, np.result_type(x.dtype, np.complex64))
 
 
-def _transform_attributes(
-    x: Any, mesh: Mesh | None, *, names: Names, shards: int, nz: int | None, inverse: bool, sign: int
-) -> dict[str, Any] | None:
-    given = _slab_attributes(x, mesh, names=names, shards=shards, nz=nz, inverse=inverse, sign=sign)
+def _transform_attributes(x: Any, mesh: Mesh | None, *, kind: _Kind) -> dict[str, Any] | None:
+    given = _slab_attributes(x, mesh, kind)
     if given is None:
         return None
-    spectrum = _spectrum(x, names=names, shards=shards, nz=nz, inverse=inverse, sign=sign)
+    spectrum = _spectrum(x, kind)
     _, nx, ny, nk = spectrum.shape
     # With large strides, cuFFT is slower for some lengths than XLA, which makes the values contiguous.
-    fast = native.fast_along_x(_own_gpu(mesh), shards, (nx, ny * shards, nk), spectrum.dtype.itemsize == 16)
+    fast = native.fast_along_x(_own_gpu(mesh), kind.shards, (nx, ny * kind.shards, nk), spectrum.dtype.itemsize == 16)
     return given | {"along_x": np.array([1])} if fast else None
 
 
@@ -151,45 +165,44 @@ def _own_gpu(mesh: Mesh | None) -> int:
     return next(d.local_hardware_id for d in mesh.devices.flat if d.process_index == jax.process_index())
 
 
-def _planes_attributes(x: Any, mesh: Mesh | None, *, shards: int, **params: Any) -> dict[str, Any] | None:
-    given = _slab_attributes(x, mesh, shards=shards, **params)
-    return None if given is None or shards == 1 else given | {"along_x": np.array([0])}
+def _planes_attributes(x: Any, mesh: Mesh | None, *, kind: _Kind) -> dict[str, Any] | None:
+    given = _slab_attributes(x, mesh, kind)
+    return None if given is None or kind.shards == 1 else given | {"along_x": np.array([0])}
 
 
-def _slab_attributes(
-    x: Any, mesh: Mesh | None, *, names: Names, shards: int, nz: int | None, inverse: bool, sign: int
-) -> dict[str, Any] | None:
+def _slab_attributes(x: Any, mesh: Mesh | None, kind: _Kind) -> dict[str, Any] | None:
     batch, nx, ny, _ = x.shape
-    if nz is not None and batch > 1 and nx * ny * nz % 2:
+    if kind.nz is not None and batch > 1 and nx * ny * kind.nz % 2:
         return None  # cuFFT needs real values aligned like complex ones, as those of a second mesh are not here
-    rows = group_attributes(mesh, names, shards)
-    own = {"nz": np.array([nz or 0]), "inverse": np.array([int(inverse)]), "sign": np.array([sign])}
+    rows = group_attributes(mesh, kind.names, kind.shards)
+    own = {"nz": np.array([kind.nz or 0]), "inverse": np.array([int(kind.inverse)]), "sign": np.array([kind.sign])}
     return None if rows is None else rows | own
 
 
-def _spectrum(x: Any, *, inverse: bool, **params: Any) -> Any:
-    return x if inverse else _transform_aval(x, inverse=False, **params)
+def _spectrum(x: Any, kind: _Kind) -> Any:
+    return x if kind.inverse else _transform_aval(x, kind=kind)
 
 
-def _scratch(sends: bool, x: Any, *, nz: int | None, inverse: bool, **params: Any) -> ShapedArray:
+def _scratch(sends: bool, x: Any, kind: _Kind) -> ShapedArray:
     """A send buffer of one slab of the spectrum, and a receive buffer where the result can't be one."""
-    spectrum = _spectrum(x, nz=nz, inverse=inverse, **params)
-    buffers = sends + (inverse and nz is not None)
+    spectrum = _spectrum(x, kind)
+    buffers = sends + (kind.inverse and kind.nz is not None)
     return ShapedArray((buffers * math.prod(spectrum.shape[1:]),), spectrum.dtype)
 
 
-def _lends(x: Any, *, shards: int, nz: int | None, inverse: bool, **_: Any) -> bool:
+def _lends(x: Any, *, kind: _Kind) -> bool:
     """Whether a spectrum is transformed along x in place; XLA copies a spectrum that is used again."""
-    return inverse and nz is not None and shards == 1 and x.shape[0] == 1
+    return kind.inverse and kind.nz is not None and kind.shards == 1 and x.shape[0] == 1
 
 
-def _transform_reference(x: Array, *, inverse: bool, sign: int, **params: Any) -> Array:
-    if inverse:
-        return _planes_p.bind(_along(x, sign, (1,)), inverse=True, sign=sign, **params)
-    return _along(_planes_p.bind(x, inverse=False, sign=sign, **params), sign, (1,))
+def _transform_reference(x: Array, *, kind: _Kind) -> Array:
+    if kind.inverse:
+        return _planes_p.bind(_along(x, kind.sign, (1,)), kind=kind)
+    return _along(_planes_p.bind(x, kind=kind), kind.sign, (1,))
 
 
-def _planes_reference(x: Array, *, names: Names, shards: int, nz: int | None, inverse: bool, sign: int) -> Array:
+def _planes_reference(x: Array, *, kind: _Kind) -> Array:
+    names, shards, nz, inverse, sign = kind
     if not inverse:
         planes = _along(x, sign, (2, 3)) if nz is None else jnp.fft.rfftn(x, axes=(2, 3))
         return jax.lax.all_to_all(planes, names, 2, 1, tiled=True) if shards > 1 else planes
@@ -211,9 +224,7 @@ _planes_p = define_op(
     _planes_reference,
     targets={
         "CUDA": Target(
-            "jaxdecomp_ops_peer_transform",
-            _planes_attributes,
-            lambda x, *, inverse, **params: _scratch(not inverse, x, inverse=inverse, **params),
+            "jaxdecomp_ops_peer_transform", _planes_attributes, lambda x, *, kind: _scratch(not kind.inverse, x, kind)
         )
     },
 )
@@ -225,21 +236,21 @@ _transform_p = define_op(
         "CUDA": Target(
             "jaxdecomp_ops_peer_transform",
             _transform_attributes,
-            lambda x, *, shards, **params: _scratch(shards > 1, x, shards=shards, **params),
+            lambda x, *, kind: _scratch(kind.shards > 1, x, kind),
             lends=_lends,
         )
     },
 )
 
 
-def _transform_transpose(ct: Array, x: Any, *, nz: int | None, inverse: bool, sign: int, **params: Any) -> Array:
-    if nz is None:  # a Fourier transform is symmetric
-        return _transform_p.bind(ct, nz=nz, inverse=not inverse, sign=sign, **params)
-    if inverse:
-        weight = multiplicity(nz, ct.dtype)[None, None, None]
-        return jnp.conj(_transform_p.bind(ct, nz=nz, inverse=False, sign=-sign, **params)) * weight
-    weight = 1 / multiplicity(nz, x.dtype)[None, None, None]
-    return _transform_p.bind(jnp.conj(ct) * weight, nz=nz, inverse=True, sign=-sign, **params)
+def _transform_transpose(ct: Array, x: Any, *, kind: _Kind) -> Array:
+    back = kind._replace(inverse=not kind.inverse)
+    if kind.nz is None:  # a Fourier transform is symmetric
+        return _transform_p.bind(ct, kind=back)
+    back, number = back._replace(sign=-kind.sign), multiplicity(kind.nz, (ct if kind.inverse else x).dtype)
+    if kind.inverse:
+        return jnp.conj(_transform_p.bind(ct, kind=back)) * number[None, None, None]
+    return _transform_p.bind(jnp.conj(ct) * (1 / number)[None, None, None], kind=back)
 
 
 define_linear(_transform_p, _transform_transpose)
