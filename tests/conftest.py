@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import pytest
@@ -27,11 +28,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[TOTALS] = {}
     if not hasattr(config, "workerinput"):
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # threads of OpenBLAS spin while they wait
+        _keep_bytecode(config)
     # All processes but that of `-n`, which waits for its workers, and has them wait until it has started.
     if config.getoption("dist", "no") == "no":
         if config.option.all:
             install_import_hook("pmwd_dist", "typechecking.check")  # a quarter of the time of most tests
         config.pluginmanager.import_plugin("environment")
+
+
+def _keep_bytecode(config: pytest.Config) -> None:
+    """Where Python may write no bytecode, keep it in pytest's folder: each process would compile all of JAX."""
+    if sys.dont_write_bytecode:
+        sys.dont_write_bytecode = False
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(config.rootpath / ".pytest_cache" / "bytecode")
 
 
 @pytest.hookimpl(trylast=True)
