@@ -32,7 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # All processes but that of `-n`, which waits for its workers, and has them wait until it has started.
     if config.getoption("dist", "no") == "no":
         if config.option.all:
-            install_import_hook("pmwd_dist", "typechecking.check")  # a quarter of the time of most tests
+            config.pluginmanager.import_plugin("typechecking")
+            install_import_hook("pmwd_dist", "typechecking.check")
         config.pluginmanager.import_plugin("environment")
 
 

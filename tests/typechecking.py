@@ -7,6 +7,7 @@ import operator
 import types
 import typing
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Union
 
 import jax
@@ -15,6 +16,24 @@ import numpy as np
 from beartype import beartype
 
 Arrays = jax.Array | np.ndarray
+
+
+def jaxtyped(**options: Any) -> Callable[[Any], Any]:
+    """jaxtyping's decorator, for functions whose annotations have arrays: the others have nothing to check."""
+    decorate = jaxtyping_jaxtyped(**options)
+    return lambda x: decorate(x) if not isinstance(x, types.FunctionType) or takes_arrays(x) else x
+
+
+jaxtyping_jaxtyped, jaxtyping.jaxtyped = jaxtyping.jaxtyped, jaxtyped
+
+
+def takes_arrays(function: types.FunctionType) -> bool:
+    """Whether a function takes or returns arrays, as far as its annotations can be read while it is defined."""
+    hints: list[Any] = []
+    for text in function.__annotations__.values():
+        with suppress(Exception):
+            hints.append(eval(text, function.__globals__))
+    return any(map(has_arrays, hints))
 
 
 def check(function: Callable[..., Any]) -> Callable[..., Any]:
