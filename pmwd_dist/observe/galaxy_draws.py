@@ -28,6 +28,7 @@ from pmwd_dist.observe.healpix import nearest_pixel, nside_of
 from pmwd_dist.observe.survey import Survey
 from pmwd_dist.parallel.inputs import check_on_host
 from pmwd_dist.pm import inputs
+from pmwd_dist.pm.noise import key_words
 from pmwd_dist.pm.stepping.forward import Epoch
 from pmwd_dist.pm.stepping.step import MidStep, undo_half_drift
 
@@ -120,7 +121,6 @@ def means_of(
         _check_most(survey.n_z[1].max() * volume * float(np.max(high[:, 0] / norms)))
         largest = np.sum(np.maximum(shares * low, shares * high), axis=0)
         most *= float(np.max(largest / np.maximum(np.asarray(norms) @ shares, 1e-30)))
-    words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
     means = Means(
         jnp.asarray(np.stack(survey.n_z), dtype),
         jnp.asarray(1.0 if survey.mask is None else survey.mask, dtype),
@@ -128,7 +128,7 @@ def means_of(
         jnp.asarray(-math.expm1(-most) * (1 + 1e-4), dtype),
         jnp.asarray(nodes, dtype),
         jnp.asarray(norms, dtype),
-        jnp.ravel(jnp.asarray(words))[-2:],
+        jnp.ravel(jnp.asarray(key_words(key)))[-2:],
         jnp.asarray(images[0], dtype),
         jnp.asarray(images[1], jnp.int32),
         jnp.asarray(edges, dtype),

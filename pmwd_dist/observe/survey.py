@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -25,7 +24,7 @@ from pmwd_dist.observe.shells import checked_observer
 from pmwd_dist.parallel.distributed import to_devices
 from pmwd_dist.parallel.inputs import check_on_host, numbers, whole_number
 from pmwd_dist.pm.inputs import check_config
-from pmwd_dist.pm.noise import check_key
+from pmwd_dist.pm.noise import check_key, key_words
 
 UNITS = {"RA": "deg", "DEC": "deg", "Z": "", "Z_COSMO": "", "WEIGHT": "", "NZ": "(h/Mpc)^3"}
 _MOST_NODES, _NODES = 4000, 4096  # of n(z): as many as an attribute in HDF5 holds; of tables of distances
@@ -249,8 +248,7 @@ def survey_selection(
 
 def generator(key: Array, purpose: int) -> np.random.Generator:
     """Random numbers of the host, from a key, the same in every process."""
-    words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
-    return np.random.default_rng([*np.ravel(np.asarray(words)).tolist(), purpose])
+    return np.random.default_rng([*np.ravel(np.asarray(key_words(key))).tolist(), purpose])
 
 
 def random_catalogue(survey: Survey, cosmo: Cosmology | GrowthTable, *, key: Array, number: int) -> Catalogue:

@@ -1,6 +1,8 @@
-"""Straight-through rounding, and the largest magnitude of an array."""
+"""Straight-through rounding, and the largest magnitude of an array and over devices."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -8,14 +10,23 @@ from jaxtyping import Array
 
 
 def max_abs(x: Array) -> Array:
-    """max |x|, and NaN if any x is NaN: XLA's own maximum on CPUs loses NaNs.
+    """max |x|, and NaN if any x is NaN; not differentiable."""
+    return _max_of_bits(lambda bits: jnp.max(bits, initial=0), x)
+
+
+def max_over_devices(x: Array, names: tuple[str, ...]) -> Array:
+    """max |x| over the devices along some axes, and NaN if it is NaN on one of them; not differentiable."""
+    return _max_of_bits(lambda bits: jax.lax.pmax(bits, names), x) if names else jax.lax.stop_gradient(x)
+
+
+def _max_of_bits(maximum: Callable[[Array], Array], x: Array) -> Array:
+    """A maximum of |x| by the bits of floats: XLA's own on CPUs, and over devices, loses NaNs.
 
     The bits of positive floats are ordered like the floats, with NaN beyond infinity.
     """
-    x = jax.lax.stop_gradient(x)
-    integer = {4: jnp.int32, 8: jnp.int64}[x.dtype.itemsize]
-    bits = jax.lax.bitcast_convert_type(jnp.abs(x), integer)
-    return jax.lax.bitcast_convert_type(jnp.max(bits, initial=0), x.dtype)
+    x = jnp.abs(jax.lax.stop_gradient(x))
+    bits = jax.lax.bitcast_convert_type(x, {4: jnp.int32, 8: jnp.int64}[x.dtype.itemsize])
+    return jax.lax.bitcast_convert_type(maximum(bits), x.dtype)
 
 
 @jax.custom_jvp

@@ -21,8 +21,7 @@ from pmwd_dist._jax.program import jit
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.backends import Backend, choose
 from pmwd_dist.parallel.defaults import BackendName, HaloComm, TransposeComm
-from pmwd_dist.parallel.device_mesh import axis_names, context_mesh, own_mesh, sharding_of
-from pmwd_dist.parallel.division import Division, Shape3
+from pmwd_dist.parallel.division import Division, Shape3, axis_names, context_mesh, own_mesh, sharding_of
 
 
 class Decomposition(Division):
@@ -310,33 +309,34 @@ def on_blocks(inputs: Sequence[Any], outputs: Any, *, static: Sequence[str] = ()
 
 def over_blocks(
     x: Array,
-    function: Callable[..., Array],
+    method: str,
     arguments: tuple[Any, ...],
     decomposition: Decomposition,
     specs: tuple[PartitionSpec, PartitionSpec] | None = None,
 ) -> Array:
-    """Apply a function of (block, *arguments, decomposition) to a whole array.
+    """Apply a method of the backend, of (block, *arguments, decomposition), to a whole array.
 
     `specs` are PartitionSpecs of the array and of the result; default: of real fields. Outside of jit, where shard_map
-    runs operation by operation, the function is compiled.
+    runs operation by operation, the method is compiled.
     """
     traced = isinstance(x, Tracer) or decomposition.manual
     specs = specs or (decomposition.spec, decomposition.spec)
-    return (_mapped if traced else _compiled)(function, arguments, decomposition, specs)(x)
+    return (_mapped if traced else _compiled)(method, arguments, decomposition, specs)(x)
 
 
 def _mapped(
-    function: Callable[..., Array], arguments: tuple[Any, ...], decomposition: Decomposition, specs: Any
+    method: str, arguments: tuple[Any, ...], decomposition: Decomposition, specs: Any
 ) -> Callable[[Array], Array]:
+    function = getattr(decomposition.backend, method)
     return decomposition.shard_map(lambda x: function(x, *arguments, decomposition), specs[:1], specs[1])
 
 
 @functools.lru_cache(maxsize=128)
 def _compiled(
-    function: Callable[..., Array], arguments: tuple[Any, ...], decomposition: Decomposition, specs: Any
+    method: str, arguments: tuple[Any, ...], decomposition: Decomposition, specs: Any
 ) -> Callable[[Array], Array]:
     def run(x: Array) -> Array:  # mapped at each trace, with the current mesh
-        return _mapped(function, arguments, decomposition, specs)(x)
+        return _mapped(method, arguments, decomposition, specs)(x)
 
     return jit(run, out_shardings=NamedSharding(decomposition.mesh, specs[1]))
 
@@ -387,8 +387,8 @@ def divisions(
     """
     fitting, shape = None, shapes[0]
     for py in (py for py in range(1, count + 1) if count % py == 0):
+        candidate = Decomposition((count // py, py), backend=backend)
         with suppress(ArgumentError):
-            candidate = Decomposition((count // py, py), backend=backend)
             for shape in shapes:
                 candidate.check(shape, "shape")
             yield (fitting := candidate)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pmwd_dist.parallel.decomposition import Decomposition
-from pmwd_dist.parallel.device_mesh import with_auto_axes
+from pmwd_dist.parallel.division import with_auto_axes
 from pmwd_dist.parallel.fft import spectrum_shape
 
 P = ParamSpec("P")

@@ -23,8 +23,7 @@ from pmwd_dist._jax.order import barrier
 from pmwd_dist._jax.program import jit
 from pmwd_dist.parallel import inputs
 from pmwd_dist.parallel.decomposition import Decomposition, as_decomposition, over_blocks
-from pmwd_dist.parallel.device_mesh import Names
-from pmwd_dist.parallel.division import Shape3
+from pmwd_dist.parallel.division import Names, Shape3
 from pmwd_dist.parallel.inputs import decomposition_of
 
 Modes = TypeVar("Modes")  # an array or a pytree of them
@@ -56,7 +55,7 @@ def prfft3d(
     decomposition, shape = decomposition_of(field, decomposition, "field")
     decomposition.check(shape, "field.shape")
     field = inputs.real(field, "field", "use pfft3d")
-    return _over_blocks(field, rfft_block, (), decomposition, _factor(shape, norm))
+    return _over_blocks(field, "rfft", (), decomposition, _factor(shape, norm))
 
 
 def pirfft3d(
@@ -81,7 +80,7 @@ def pirfft3d(
         raise ValueError(f"spectrum.shape={whole} must be {expected} for a field of shape {shape}")
     factor = _factor(shape, norm, inverse=True)
     spectrum = inputs.complex_(spectrum, "spectrum")
-    return _over_blocks(spectrum, irfft_block, (shape[2],), decomposition, factor, inverse=True)
+    return _over_blocks(spectrum, "irfft", (shape[2],), decomposition, factor, inverse=True)
 
 
 def pfft3d(
@@ -99,7 +98,7 @@ def pfft3d(
     decomposition.check(shape, "field.shape")
     decomposition.check_axis(shape, 2, decomposition.pdims[1], "field.shape")
     field = inputs.complex_(field, "field")
-    return _over_blocks(field, _fft_block, (), decomposition, _factor(shape, norm))
+    return _over_blocks(field, "fft", (), decomposition, _factor(shape, norm))
 
 
 def pifft3d(
@@ -117,19 +116,19 @@ def pifft3d(
     decomposition.check(shape, "spectrum.shape")
     decomposition.check_axis(shape, 2, decomposition.pdims[1], "spectrum.shape")
     spectrum = inputs.complex_(spectrum, "spectrum")
-    return _over_blocks(spectrum, _ifft_block, (), decomposition, _factor(shape, norm, inverse=True), inverse=True)
+    return _over_blocks(spectrum, "ifft", (), decomposition, _factor(shape, norm, inverse=True), inverse=True)
 
 
 def _over_blocks(
     x: Array,
-    transform: Callable[..., Array],
+    transform: str,
     arguments: tuple[int, ...],
     decomposition: Decomposition,
     factor: float,
     *,
     inverse: bool = False,
 ) -> Array:
-    """Apply a transform of blocks to a whole array, and a factor."""
+    """Apply a transform of the backend to a whole array, and a factor."""
     real, spectrum = decomposition.spec, decomposition.spectrum_spec
     out = over_blocks(x, transform, arguments, decomposition, (spectrum, real) if inverse else (real, spectrum))
     return out if factor == 1 else out * factor
@@ -268,14 +267,6 @@ def irfft_block(block: Array, nz: int, decomposition: Decomposition) -> Array:
 def filtered_block(block: Array, response: Callable[[], Array], decomposition: Decomposition) -> Array:
     """The local block of a real field after a real filter of its spectrum, even along kx and along ky."""
     return decomposition.backend.filtered(block, response, decomposition)
-
-
-def _fft_block(block: Array, decomposition: Decomposition) -> Array:
-    return decomposition.backend.fft(block, decomposition)
-
-
-def _ifft_block(block: Array, decomposition: Decomposition) -> Array:
-    return decomposition.backend.ifft(block, decomposition)
 
 
 def sequence_after(modes: Modes, done: Any) -> tuple[Modes, Any]:

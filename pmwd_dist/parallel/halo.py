@@ -32,7 +32,7 @@ def halo_pad(
     decomposition, shape = decomposition_of(field, decomposition, "field")
     for axis, parts in enumerate(decomposition.pdims):
         decomposition.check_axis(shape, axis, parts, "field.shape")
-    return over_blocks(field, pad_block, (halo,), decomposition)
+    return over_blocks(field, "halo_pad", (halo,), decomposition)
 
 
 def halo_reduce(
@@ -58,7 +58,7 @@ def halo_reduce(
             raise ValueError(
                 f"padded.shape[{axis}]={shape[axis]} must be {parts} blocks of more than {2 * halo} cells each"
             )
-    return over_blocks(padded, reduce_block, (halo,), decomposition)
+    return over_blocks(padded, "halo_reduce", (halo,), decomposition)
 
 
 def pad_block(block: Array, halo: int, decomposition: Decomposition) -> Array:

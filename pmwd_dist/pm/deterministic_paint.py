@@ -29,7 +29,7 @@ from pmwd_dist._jax.ops import (
 )
 from pmwd_dist.ops import cic
 from pmwd_dist.ops.cic import sums
-from pmwd_dist.ops.rounding import max_abs
+from pmwd_dist.ops.rounding import max_abs, max_over_devices
 from pmwd_dist.parallel.backends.base import Addition
 from pmwd_dist.parallel.decomposition import Decomposition
 from pmwd_dist.parallel.halo import pad_block, reduce_block
@@ -79,7 +79,7 @@ def _in_floats(disp: Array, weight: Array, *, paint: Paint, masks: Any, **_: Any
 def _in_integers(disp: Array, weight: Array, *, paint: Paint, masks: Any, replicated: bool) -> Array:
     bound = over_batch(max_abs, weight)
     if not replicated:
-        bound = _max_over_devices(bound, paint.decomposition)
+        bound = max_over_devices(bound, paint.decomposition.names)
     bits = sums.contribution_bits(paint.particles, len(masks), disp.dtype)
     painted = sums.paint_sums(disp, weight, bound, paint.geometry, masks, bits)
 
@@ -90,13 +90,6 @@ def _in_integers(disp: Array, weight: Array, *, paint: Paint, masks: Any, replic
             return reduce_block(sums.joined(block), paint.pad, paint.decomposition, addition)
 
     return over_batch(reduced, painted, bound)
-
-
-def _max_over_devices(x: Array, decomposition: Decomposition) -> Array:
-    """Maximum of positive numbers over devices, with NaN above infinity: their bits are ordered like the numbers."""
-    integer = {4: jnp.int32, 8: jnp.int64}[x.dtype.itemsize]
-    bits = jax.lax.pmax(jax.lax.bitcast_convert_type(x, integer), decomposition.names)
-    return jax.lax.bitcast_convert_type(bits, x.dtype)
 
 
 _paint_p = define_op(

@@ -74,6 +74,11 @@ def check_key(key: Any) -> None:
         raise ArgumentError("key", key, "must be a key", "for example jax.random.key(0)")
 
 
+def key_words(key: Array) -> Array:
+    """The words of a key, old or new."""
+    return jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+
+
 def noise_of(source: Array, config: Config, kind: NoiseKind) -> Array:
     """Noise of a key, or the given noise."""
     if not jnp.issubdtype(source.dtype, jnp.floating):

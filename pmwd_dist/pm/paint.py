@@ -17,7 +17,7 @@ from pmwd_dist._jax.program import jit
 from pmwd_dist._jax.select import batch_max, switch
 from pmwd_dist.config import Config
 from pmwd_dist.ops import cic
-from pmwd_dist.ops.rounding import max_abs
+from pmwd_dist.ops.rounding import max_abs, max_over_devices
 from pmwd_dist.parallel.decomposition import on_blocks
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.halo import pad_block
@@ -156,13 +156,8 @@ def max_displacement_block(disp: Array, config: Config) -> Array:
 
 
 def largest_on_devices(largest: Array, config: Config) -> Array:
-    """Maximum over devices, not finite if any value isn't; not differentiable."""
-    largest = jax.lax.stop_gradient(largest)
-    if not config.decomposition.names:
-        return largest
-    # A maximum may lose NaNs; a sum does not.
-    lost = jax.lax.psum(jnp.where(jnp.isfinite(largest), 0, largest), config.decomposition.names)
-    return jax.lax.pmax(jnp.where(jnp.isfinite(largest), largest, 0), config.decomposition.names) + lost
+    """Maximum over devices of numbers of 0 or more, NaN if one is NaN; not differentiable."""
+    return max_over_devices(largest, config.decomposition.names)
 
 
 def with_halo(max_displacement: Array, config: Config, run: Callable[..., Any], *operands: Any) -> Any:

@@ -20,7 +20,7 @@ from pmwd_dist._jax import native
 from pmwd_dist.parallel.backends import cudecomp
 from pmwd_dist.parallel.backends.cudecomp import CuDecomp
 from pmwd_dist.parallel.backends.xla import XLA
-from pmwd_dist.parallel.device_mesh import device_groups
+from pmwd_dist.parallel.division import device_groups
 
 SHAPE = (8, 16, 24)
 SPECS = {"z": jax.P("x", "y"), "y": jax.P("x", None, "y"), "x": jax.P(None, "x", "y")}

@@ -24,8 +24,7 @@ from pmwd_dist.parallel.backends.base import PLAIN, Addition, Backend
 from pmwd_dist.parallel.backends.transposing import TransposingBackend, X
 from pmwd_dist.parallel.backends.xla import XLA
 from pmwd_dist.parallel.defaults import HaloComm, TransposeComm, checked, default
-from pmwd_dist.parallel.device_mesh import device_groups
-from pmwd_dist.parallel.division import Division, Shape3
+from pmwd_dist.parallel.division import Division, Shape3, device_groups
 
 _MEASURED: tuple[TransposeComm, ...] = ("nccl", "nccl_pl", "nvshmem", "nvshmem_pl", "mpi_p2p", "mpi_p2p_pl", "mpi_a2a")
 

@@ -32,8 +32,7 @@ from pmwd_dist.parallel.backends import peer_filter
 from pmwd_dist.parallel.backends.base import PLAIN, Addition, Backend
 from pmwd_dist.parallel.backends.peer_group import group_attributes, unavailable_reason
 from pmwd_dist.parallel.backends.xla import XLA, add_pieces
-from pmwd_dist.parallel.device_mesh import Names
-from pmwd_dist.parallel.division import Division
+from pmwd_dist.parallel.division import Division, Names
 
 _DTYPES = tuple(map(np.dtype, ("float32", "float64", "complex64", "complex128", "int32", "int64")))
 

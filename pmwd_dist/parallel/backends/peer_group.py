@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from pmwd_dist._jax import native
 from pmwd_dist.parallel import distributed
-from pmwd_dist.parallel.device_mesh import Names, device_groups
+from pmwd_dist.parallel.division import Names, device_groups
 
 
 def unavailable_reason(devices: Sequence[Any], shards: int) -> str | None:

@@ -13,8 +13,7 @@ from jaxtyping import Array
 
 from pmwd_dist.parallel.backends.base import PLAIN, Addition
 from pmwd_dist.parallel.backends.transposing import TransposingBackend
-from pmwd_dist.parallel.device_mesh import Names
-from pmwd_dist.parallel.division import Division
+from pmwd_dist.parallel.division import Division, Names
 
 
 @final

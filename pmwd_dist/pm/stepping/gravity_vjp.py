@@ -117,11 +117,9 @@ def step_vjp(
 @partial(jit, static_argnames="config")
 def no_kick(state: AdjointState, drifts: UndoDrift, config: Config) -> PendingDrifts:
     """Particles before the reversal of drifts without a kick after them: the cotangent of the mesh is zero."""
-    spec, shape = config.decomposition.spec, config.mesh_shape
-    parts = (*config.decomposition.pdims, 1)
+    spec, block = config.decomposition.spec, config.decomposition.block(config.mesh_shape)
 
     def zeros(nothing: Array, disp: Array) -> Array:
-        block = tuple(n // p for n, p in zip(shape, parts, strict=True))
         return unify_varying(jnp.broadcast_to(nothing, block), disp)[0]
 
     # Allocated late, to share memory.

@@ -83,7 +83,7 @@ def _memory(config: Config) -> float:
 def _spare_when_divided(config: Config) -> int:
     """Numbers a particle within the memory limit of a gradient on several GPUs, which depends on the halos."""
     parts, widths = (*config.decomposition.pdims, 1), halo_widths(config)
-    blocks = [n / p for n, p in zip(config.mesh_shape, parts, strict=True)]
+    blocks = config.decomposition.block(config.mesh_shape)
     painted = math.prod(1 + 2 * (widths[-1] + 1) * (p > 1) / n for n, p in zip(blocks, parts, strict=True))
     choice, pencils = len(widths) > 1, parts[1] > 1
     return max(0, int(_BOUND - _PARTICLES_DIVIDED - _PAINTED * painted - choice - pencils))
@@ -123,11 +123,9 @@ def empty(count: int, disp: Float[Array, "px py pz 3"], config: Config) -> tuple
     if count == 0:
         return ()
     decomposition, number = config.decomposition, num_force_meshes(config)
-    parts = (*decomposition.pdims, 1)
-    cells = tuple(n // p for n, p in zip(config.mesh_shape, parts, strict=True))
 
     def block(disp: Array) -> tuple[Array, ...]:
-        zeros = jnp.zeros((count, *cells), _integers(disp.dtype))
+        zeros = jnp.zeros((count, *decomposition.block(config.mesh_shape)), _integers(disp.dtype))
         return (unify_varying(zeros, disp)[0],) * number
 
     return decomposition.shard_map(block, decomposition.spec, (cache_spec(config),) * number)(disp)
