@@ -41,18 +41,12 @@ def check_config(config: Any) -> None:
 
 def mesh_field(field: Any, config: Config, name: str = "field", remedy: str = _FIELD) -> Array:
     """Check a real field on the mesh, whole or a block of a process; in single or double precision."""
-    _check_array(field, name)
-    field = real(field, name, remedy)
-    _check_whole(field, config, name, "mesh_shape")
-    return field
+    return _field(field, config, name, "mesh_shape", remedy)
 
 
 def lattice_field(field: Any, config: Config, name: str) -> Array:
     """Check a real field on the lattice of the particles, as `mesh_field`."""
-    _check_array(field, name)
-    field = real(field, name, _SOURCES.get(name, _FIELD))
-    _check_whole(field, config, name, "particle_shape")
-    return field
+    return _field(field, config, name, "particle_shape", _SOURCES.get(name, _FIELD))
 
 
 def checked_modes(modes: Any, config: Config) -> Array:
@@ -120,8 +114,11 @@ def _check_array(x: Any, name: str) -> None:
         raise ArgumentError(name, x, constraint, _SOURCES.get(name, _FIELD), show_value=False)
 
 
-def _check_whole(x: Array, config: Config, name: str, source: str) -> None:
+def _field(x: Any, config: Config, name: str, source: str, remedy: str) -> Array:
+    _check_array(x, name)
+    x = real(x, name, remedy)
     check_config(config)
     expected = getattr(config, source)
     if x.ndim != 3 or config.decomposition.whole(x.shape) != expected:
         raise ArgumentError(f"{name}.shape", x.shape, f"must be {source}={expected}")
+    return x

@@ -15,7 +15,6 @@ import numpy as np
 from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 from jax.flatten_util import ravel_pytree
-from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 from jaxtyping import Array, Complex, Float, Real
 
@@ -29,7 +28,7 @@ from pmwd_dist.config import Config, Vector3
 from pmwd_dist.cosmology import linear_power as linear
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to, parameters_of
 from pmwd_dist.cosmology.parameters import Cosmology, Parameters
-from pmwd_dist.parallel.decomposition import Shape3
+from pmwd_dist.parallel.decomposition import Shape3, on_blocks
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import irfft_block, rfft_block
 from pmwd_dist.parallel.inputs import numbers
@@ -104,21 +103,19 @@ def _log_transfer(table: GrowthTable, config: Config) -> Array:
     return jnp.log(linear.potential_transfer(as_array(power_nodes(config)), table))
 
 
-@partial(jit, static_argnames="config")
+@on_blocks(["spectrum", "whole", "whole"], "spectrum")
 def add_local(modes: Array, f_nl: Array, log_transfer: Array, config: Config) -> Array:
     """Modes of delta for the primordial potential phi + f_nl (phi^2 - <phi^2>), of Gaussian modes.
 
     Products of phi are dealiased as in third-order LPT, and vanish at the Nyquist frequency.
     """
-    decomposition, nz, dtype = config.decomposition, config.particle_shape[2], modes.real.dtype
 
-    def block(modes: Array, f_nl: Array, log_transfer: Array) -> Array:
-        transfer = local_transfer(log_transfer, config)
-        square = dealiased(lambda phi: irfft_block(phi, nz, decomposition) ** 2, potential(modes, transfer), config)
-        return modes + scaled(square, f_nl * transfer)
+    def squared(phi: Array) -> Array:
+        return irfft_block(phi, config.particle_shape[2], config.decomposition) ** 2
 
-    run = decomposition.shard_map(block, (decomposition.spectrum_spec, P(), P()), decomposition.spectrum_spec)
-    return run(modes, f_nl.astype(dtype), log_transfer.astype(dtype))
+    f_nl, log_transfer = (x.astype(modes.real.dtype) for x in (f_nl, log_transfer))
+    transfer = local_transfer(log_transfer, config)
+    return modes + scaled(dealiased(squared, potential(modes, transfer), config), f_nl * transfer)
 
 
 def local_transfer(log_transfer: Array, config: Config) -> Array:
@@ -278,7 +275,7 @@ def _coloured_jvp(config: Config, transfer: str, primals: Any, tangents: Any) ->
     if names or "sigma8" in moving:
         by_sigma8 = 2 * moving["sigma8"] / cosmo.sigma8 if "sigma8" in moving else jnp.zeros(())
         change = by_sigma8, list(zip(changes, slopes, strict=True))
-        tangent += _colour_tangent(noise, table, change, config)
+        tangent += colour(noise, table, config, change)
     return modes, tangent
 
 
@@ -287,35 +284,23 @@ def _log_power(cosmo: Parameters, config: Config, transfer: str) -> Array:
 
 
 @partial(jit, static_argnames="config")
-def colour(noise: Array, log_power: Array, config: Config) -> Array:
-    """Modes of white noise scaled to a power spectrum, given as ln P at `power_nodes`."""
+def colour(noise: Array, log_power: Array, config: Config, change: Any = None) -> Array:
+    """Modes of white noise scaled to a power spectrum, given as ln P at `power_nodes`.
 
-    def block(noise: Array, log_power: Array) -> Array:
-        look_up, scale = _look_up(config, noise.dtype)
-        return scaled(rfft_block(noise, config.decomposition), jnp.exp(0.5 * look_up(log_power)) * scale)
-
-    # Derivatives store the table, not the field of amplitudes.
-    return jax.checkpoint(_over_blocks(block, 1, config))(noise, log_power.astype(noise.dtype))
-
-
-@partial(jit, static_argnames="config")
-def _colour_tangent(noise: Array, log_power: Array, change: Any, config: Config) -> Array:
-    """Tangent of the modes for a tangent of ln P(k): a number plus a sum of (number, table) products."""
-
-    def block(noise: Array, log_power: Array, change: Any) -> Array:
-        look_up, scale = _look_up(config, noise.dtype)
-        total = change[0] + sum(factor * look_up(slope) for factor, slope in change[1])
-        amplitude = jnp.exp(0.5 * look_up(log_power)) * (0.5 * scale) * total
-        return scaled(rfft_block(noise, config.decomposition), amplitude)
-
+    With a change of ln P, a number and (number, table) pairs whose products are added to it, their tangent.
+    """
     tables = jax.tree.map(lambda x: x.astype(noise.dtype), (log_power, change))
-    return jax.checkpoint(_over_blocks(block, 2, config))(noise, *tables)
+    # Derivatives store the tables, not the field of amplitudes.
+    return jax.checkpoint(partial(_scaled_noise, config=config))(noise, *tables)
 
 
-def _over_blocks(block: Callable[..., Array], tables: int, config: Config) -> Callable[..., Array]:
-    """Map a function over the blocks of the noise, with a number of tables that are the same on all devices."""
-    decomposition = config.decomposition
-    return decomposition.shard_map(block, (decomposition.spec, *(P(),) * tables), decomposition.spectrum_spec)
+@on_blocks(["field", "whole", "whole"], "spectrum")
+def _scaled_noise(noise: Array, log_power: Array, change: Any, config: Config) -> Array:
+    look_up, scale = _look_up(config, noise.dtype)
+    amplitude = jnp.exp(0.5 * look_up(log_power)) * scale
+    if change is not None:
+        amplitude = amplitude * 0.5 * (change[0] + sum(factor * look_up(slope) for factor, slope in change[1]))
+    return scaled(rfft_block(noise, config.decomposition), amplitude)
 
 
 def _look_up(config: Config, dtype: Any) -> tuple[Callable[[Array], Array], Array]:

@@ -86,73 +86,93 @@ pub(crate) fn ceil_log2(x: usize) -> i32 {
 /// Adding this constant rounds an f64 below 2⁵¹ to an integer, which is then in the low bits.
 const ROUNDER: f64 = 6_755_399_441_055_744.0; // 1.5 * 2^52
 
-impl Real for f32 {
-    type Sum = i64;
-    type Whole = i32;
-    const ZERO_SUM: i64 = 0;
-    const INVALID_SUM: i64 = i64::MIN;
-    const ZERO: Self = 0.0;
-    const ONE: Self = 1.0;
-    const NAN: Self = Self::NAN;
+/// What both precisions have in common, with the bits of a value and the end of its countable range.
+macro_rules! common {
+    ($sum:ty, $whole:ty, $bits:ty, $countable:expr) => {
+        type Sum = $sum;
+        type Whole = $whole;
+        const ZERO_SUM: $sum = 0;
+        const INVALID_SUM: $sum = <$sum>::MIN;
+        const ZERO: Self = 0.0;
+        const ONE: Self = 1.0;
+        const NAN: Self = Self::NAN;
 
-    fn from_f64(x: f64) -> Self {
-        x as Self
-    }
-    #[inline(always)]
-    fn from_i32(x: i32) -> Self {
-        x as Self
-    }
-    #[inline(always)]
-    fn to_f64(self) -> f64 {
-        self.into()
-    }
-    #[inline(always)]
-    unsafe fn truncate(self) -> i32 {
-        // SAFETY: by contract.
-        unsafe { self.to_int_unchecked() }
-    }
-    #[inline(always)]
-    fn magnitude(self) -> Self {
-        self.abs()
-    }
-    #[inline(always)]
-    fn rint(self) -> Self {
-        self.round_ties_even()
-    }
-    #[inline(always)]
-    fn whole(self) -> i32 {
-        (self.to_bits() as i32).wrapping_sub(Self::ONE.to_bits() as i32)
-    }
-    #[inline(always)]
-    fn holding(whole: i32) -> Self {
-        Self::from_bits(whole.wrapping_add(Self::ONE.to_bits() as i32) as u32)
-    }
-    #[inline(always)]
-    fn is_countable(self) -> bool {
-        self.abs() < 1_073_741_824.0
-    }
-    #[inline(always)]
-    fn rounded(self) -> i32 {
-        let some = if self.is_countable() { self.rint() } else { 0.0 };
-        // SAFETY: a finite value within half the range.
-        unsafe { some.to_int_unchecked() }
-    }
-    #[inline(always)]
-    fn whole_sum(a: i32, b: i32) -> i32 {
-        a.wrapping_add(b)
-    }
-    #[inline(always)]
-    fn whole_difference(a: i32, b: i32) -> i32 {
-        a.wrapping_sub(b)
-    }
-    #[inline(always)]
-    fn from_whole(whole: i32) -> Self {
-        whole as Self
-    }
-    #[inline(always)]
-    fn is_finite(self) -> bool {
-        Self::is_finite(self)
-    }
+        fn from_f64(x: f64) -> Self {
+            x as Self
+        }
+        #[inline(always)]
+        fn from_i32(x: i32) -> Self {
+            x as Self
+        }
+        #[inline(always)]
+        fn to_f64(self) -> f64 {
+            self as f64
+        }
+        #[inline(always)]
+        unsafe fn truncate(self) -> i32 {
+            // SAFETY: by contract.
+            unsafe { self.to_int_unchecked() }
+        }
+        #[inline(always)]
+        fn magnitude(self) -> Self {
+            self.abs()
+        }
+        #[inline(always)]
+        fn rint(self) -> Self {
+            self.round_ties_even()
+        }
+        #[inline(always)]
+        fn whole(self) -> $whole {
+            (self.to_bits() as $whole).wrapping_sub(Self::ONE.to_bits() as $whole)
+        }
+        #[inline(always)]
+        fn holding(whole: $whole) -> Self {
+            Self::from_bits(whole.wrapping_add(Self::ONE.to_bits() as $whole) as $bits)
+        }
+        #[inline(always)]
+        fn is_countable(self) -> bool {
+            self.abs() < $countable
+        }
+        #[inline(always)]
+        fn rounded(self) -> $whole {
+            let some = if self.is_countable() { self.rint() } else { 0.0 };
+            // SAFETY: a finite value within half the range.
+            unsafe { some.to_int_unchecked() }
+        }
+        #[inline(always)]
+        fn whole_sum(a: $whole, b: $whole) -> $whole {
+            a.wrapping_add(b)
+        }
+        #[inline(always)]
+        fn whole_difference(a: $whole, b: $whole) -> $whole {
+            a.wrapping_sub(b)
+        }
+        #[inline(always)]
+        fn from_whole(whole: $whole) -> Self {
+            whole as Self
+        }
+        #[inline(always)]
+        fn is_finite(self) -> bool {
+            Self::is_finite(self)
+        }
+        #[inline(always)]
+        fn sum(a: $sum, b: $sum) -> $sum {
+            a.wrapping_add(b)
+        }
+        #[inline(always)]
+        fn from_sum(sum: $sum, resolution: f64) -> Self {
+            (sum as f64 * resolution) as Self
+        }
+        #[inline(always)]
+        fn halves(sum: $sum) -> [$whole; 2] {
+            [sum as $whole, (sum >> <$whole>::BITS) as $whole]
+        }
+    };
+}
+
+impl Real for f32 {
+    common!(i64, i32, u32, 1_073_741_824.0);
+
     fn contribution_bits(particles: usize) -> i32 {
         (62 - ceil_log2(particles)).min(50)
     }
@@ -160,104 +180,16 @@ impl Real for f32 {
     fn quantize(x: f64) -> i64 {
         ((x + ROUNDER).to_bits() as i64).wrapping_sub(ROUNDER.to_bits() as i64)
     }
-    #[inline(always)]
-    fn sum(a: i64, b: i64) -> i64 {
-        a.wrapping_add(b)
-    }
-    #[inline(always)]
-    fn from_sum(sum: i64, resolution: f64) -> Self {
-        (sum as f64 * resolution) as Self
-    }
-    #[inline(always)]
-    fn halves(sum: i64) -> [i32; 2] {
-        [sum as i32, (sum >> 32) as i32]
-    }
 }
 
 impl Real for f64 {
-    type Sum = i128;
-    type Whole = i64;
-    const ZERO_SUM: i128 = 0;
-    const INVALID_SUM: i128 = i128::MIN;
-    const ZERO: Self = 0.0;
-    const ONE: Self = 1.0;
-    const NAN: Self = Self::NAN;
+    common!(i128, i64, u64, 4_611_686_018_427_387_904.0);
 
-    fn from_f64(x: f64) -> Self {
-        x
-    }
-    #[inline(always)]
-    fn from_i32(x: i32) -> Self {
-        x.into()
-    }
-    #[inline(always)]
-    fn to_f64(self) -> f64 {
-        self
-    }
-    #[inline(always)]
-    unsafe fn truncate(self) -> i32 {
-        // SAFETY: by contract.
-        unsafe { self.to_int_unchecked() }
-    }
-    #[inline(always)]
-    fn magnitude(self) -> Self {
-        self.abs()
-    }
-    #[inline(always)]
-    fn rint(self) -> Self {
-        self.round_ties_even()
-    }
-    #[inline(always)]
-    fn whole(self) -> i64 {
-        (self.to_bits() as i64).wrapping_sub(Self::ONE.to_bits() as i64)
-    }
-    #[inline(always)]
-    fn holding(whole: i64) -> Self {
-        Self::from_bits(whole.wrapping_add(Self::ONE.to_bits() as i64) as u64)
-    }
-    #[inline(always)]
-    fn is_countable(self) -> bool {
-        self.abs() < 4_611_686_018_427_387_904.0
-    }
-    #[inline(always)]
-    fn rounded(self) -> i64 {
-        let some = if self.is_countable() { self.rint() } else { 0.0 };
-        // SAFETY: a finite value within half the range.
-        unsafe { some.to_int_unchecked() }
-    }
-    #[inline(always)]
-    fn whole_sum(a: i64, b: i64) -> i64 {
-        a.wrapping_add(b)
-    }
-    #[inline(always)]
-    fn whole_difference(a: i64, b: i64) -> i64 {
-        a.wrapping_sub(b)
-    }
-    #[inline(always)]
-    fn from_whole(whole: i64) -> Self {
-        whole as Self
-    }
-    #[inline(always)]
-    fn is_finite(self) -> bool {
-        Self::is_finite(self)
-    }
     fn contribution_bits(_particles: usize) -> i32 {
         61 // of an i64; 2^66 of them fit into the i128
     }
     #[inline(always)]
     fn quantize(x: f64) -> i128 {
         (x as i64).into()
-    }
-    #[inline(always)]
-    fn sum(a: i128, b: i128) -> i128 {
-        a.wrapping_add(b)
-    }
-    #[inline(always)]
-    fn from_sum(sum: i128, resolution: f64) -> Self {
-        sum as f64 * resolution
-    }
-    #[inline(always)]
-    fn halves(sum: i128) -> [i64; 2] {
-        [sum as i64, (sum >> 64) as i64]
     }
 }
