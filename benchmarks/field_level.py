@@ -4,13 +4,17 @@
     python -m benchmarks.field_level --mesh 16 --cell 10 --methods mclmc,hmc --save draws
     python -m benchmarks.field_level --compare draws
     python -m benchmarks.field_level --gravity cone --mesh 64 --methods mclmc --chains 2 --seconds 120
-    python -m benchmarks.field_level --gravity lensing --mesh 128 --cell 4 --energy-variance 1e-4 --methods mclmc
+    python -m benchmarks.field_level --gravity lensing --mesh 128 --cell 4 --methods mclmc --end slice_1 --seconds 400
+    python -m benchmarks.field_level --gravity lensing --mesh 128 --cell 4 --methods mclmc --begin slice_1 --end slice_2
 
 Galaxies with a Lagrangian bias in redshift space at a = 0.5, cells of 5 Mpc/h (320 Mpc/h for 64^3), Gaussian noise as
 of 1e-3 galaxies in (Mpc/h)^3; sigma8, Omega_m, b1 and the noise are sampled, from draws of their priors and of the
 noise given these. Or their counts on an N-body light cone, with a mask, n(z), and mean and dispersion free. Or
 convergence maps of an N-body light cone, without b1, from draws of the prior. All samplers stop
 after the same number of gradients. The figures are in benchmarks/RESULTS.md.
+
+MCLMC may run in slices (`--begin`, `--end`), on machines that keep nothing: a slice ends with files of a size that may
+be copied, noise in half precision, and the next one goes on with the same tuning, new momenta and other random numbers.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.mocks import TRUTH, galaxies, lensing, survey
+from benchmarks.slices import begin_slice, directions, end_slice, together
 from pmwd_dist import infer
 from pmwd_dist.infer.chain.folder import load_chain
 from pmwd_dist.infer.constants import ENERGY_VARIANCE
@@ -72,14 +77,20 @@ def sampled(posterior: infer.Posterior, method: Any, options: Any) -> tuple[str,
     chunk = options.chunk if method == "mclmc" else 5
     arguments: dict[str, Any] = {"key": jax.random.key(3 + 10 * options.seed), "tuning_steps": options.tune}
     arguments |= {"method": method, "energy_variance": options.energy_variance}
-    began = time.perf_counter()
+    earlier, began = dict[str, Any](), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
+        if options.begin:
+            earlier = {name: np.asarray(x) for name, x in np.load(options.begin / "draws.npz").items()}
+            arguments["key"] = jax.random.fold_in(arguments["key"], earlier["energy"].shape[1])
+            begin_slice(options.begin, folder, posterior, arguments["key"])
         try:
             steps = 10**6 * chunk
             infer.sample(posterior, positions, steps=steps, chunk=chunk, output=folder, listener=watch, **arguments)
         except (_Spent, SimulationError) as end:
             print(end, flush=True)
-        found |= _of(load_chain(folder))
+        found = together(earlier, found | _of(load_chain(folder)))
+        if options.end:
+            end_slice(folder, options.end, found)
     dimensions = sum(leaf[0].size for leaf in jax.tree.leaves(positions))
     found["step"] /= dimensions**0.5 if "mclmc" in method else 1
     found["variance"] = infer.energy_errors(found.pop("energy"), dimensions)["variance"]
@@ -104,11 +115,16 @@ def described(found: Any) -> str:
         f"{infer.ess_mean(x):.0f}, R-hat {infer.rhat(x):.3f}{_shift(x, found)})"
         for name, x in draws.items()
     ]
+    ways = [
+        f"{name} {x.mean():.4f} ± {x.std():.4f} (ESS {infer.ess_mean(x):.0f}, R-hat {infer.rhat(x):.4f}, "
+        f"{spent / infer.ess_mean(x):.0f} gradients for each)"
+        for name, x in directions(draws).items()
+    ]
     return (
         f"{infer.evaluations_per_ess(draws, spent):.0f} gradients per effective sample, {spent} gradients of {chains} "
         f"chains, {length} draws, step {_step(found)}, accepted "
         f"{float(found['accepted']):.2f}, energy variance a dimension {float(found['variance']):.1e}, "
-        f"{', '.join(parts)}"
+        f"{', '.join(parts + ways)}"
     )
 
 
@@ -197,10 +213,14 @@ def main() -> None:
     )
     parser.add_argument("--time", action="store_true")
     parser.add_argument("--save", type=Path, help="folder for draws")
+    parser.add_argument("--begin", type=Path, help="folder of an earlier slice of the same mclmc, which goes on")
+    parser.add_argument("--end", type=Path, help="folder for what a later slice begins with")
     parser.add_argument("--compare", type=Path, help="folder with draws")
     options = parser.parse_args()
     if options.gravity == "lensing" and options.devices > 1:
         parser.error("--devices: lensing runs on one")
+    if (options.begin or options.end) and options.methods != "mclmc":
+        parser.error("--begin and --end: slices are of --methods mclmc")
     if options.compare:
         compare(options.compare)
         return
