@@ -222,15 +222,16 @@ class _Chains:
         with half the step. SimulationError if too many steps failed.
         """
         most = UNSTABLE * self.energy_variance * trees.size(run.states.position) / len(run.states.logdensity)
-        for repeat in range(MOST_REPEATS + 1):
-            now = _with(run, AFTER_UNSTABLE**repeat, dict.fromkeys(run.correction, 0.0)) if repeat else run
-            now, key = now._replace(moments=run.moments), jax.random.fold_in(key, repeat) if repeat else key
+        repeat, now = 0, run
+        while True:
             after, draws = _advance(key, now, self.posterior, self.method, self.thin, self.chunk, self.axis)
             arrays = to_host(draws)
             failed = 1 - float(np.mean(arrays["nonans"]))
             diverged = failed > self.most_failures or np.max(np.var(arrays["energy_change"], axis=1)) > most
             if repeat == MOST_REPEATS or self.method != "mclmc" or not from_main(bool(diverged)):
                 break
+            repeat, key = repeat + 1, jax.random.fold_in(key, repeat)
+            now = _with(now, AFTER_UNSTABLE, dict.fromkeys(run.correction, 0.0))._replace(moments=run.moments)
             restarts = restarts.discarding([arrays])
         check_share(failed, self.most_failures, f"chunk {index}")
         of_bands = {name: arrays.pop(name) for name in KINDS}
