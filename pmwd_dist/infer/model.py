@@ -283,6 +283,7 @@ class Posterior(eqx.Module):
         return jnp.where(fine & jnp.isfinite(value), value, -jnp.inf)
 
     @on_auto_axes
+    @filter_jit
     def from_latent(self, position: Position) -> tuple[Array, dict[str, Array]]:
         """White noise of unit variance a priori, and parameters, of a position."""
         return self._from_latent(position)[:2]
@@ -302,6 +303,7 @@ class Posterior(eqx.Module):
         return noise, parameters, log_volume
 
     @on_auto_axes
+    @filter_jit
     def to_latent(self, noise: Array, white: Mapping[str, ArrayLike]) -> Position:
         """The position of white noise and whitened parameters."""
         return self.preconditioner.position(self, noise, {k: jnp.asarray(x) for k, x in white.items()})

@@ -111,16 +111,15 @@ def means_of(
       ValueError: there are too many galaxies at a particle, or an argument is out of its range.
     """
     volume = particle_volume(survey, config)
-    fields, nodes, norms = _at_nodes(weights, survey, table, config)
-    dtype, (near, far) = jnp.result_type(float), np.asarray(edges)
+    (fields, nodes), norms = _at_nodes(weights, survey, table, config), np.ones(1)
+    dtype, far = jnp.result_type(float), edges[1]
     most = survey.n_z[1].max() * volume * max(1.0, float(transverse_distance(far, table) / far) ** 2)
     if fields:
-        D = table.D1(scale_factor_at(jnp.asarray([near, far], float), table))
-        shares = np.array(passage.parabola(jnp.linspace(D[0], D[1], _POINTS), jnp.asarray(nodes)), float)
-        low, high = (np.array([[float(bound(field))] for field in fields]) for bound in (jnp.min, jnp.max))
-        _check_most(survey.n_z[1].max() * volume * float(np.max(high[:, 0] / norms)))
-        largest = np.sum(np.maximum(shares * low, shares * high), axis=0)
-        most *= float(np.max(largest / np.maximum(np.asarray(norms) @ shares, 1e-30)))
+        low, high, norms = (np.asarray(x, float) for x in _bounds(fields))
+        _check_most(survey.n_z[1].max() * volume * float(np.max(high / norms)))
+        shares = np.asarray(_shares(edges, nodes, table), float)
+        largest = np.sum(np.maximum(shares * low[:, None], shares * high[:, None]), axis=0)
+        most *= float(np.max(largest / np.maximum(norms @ shares, 1e-30)))
     means = Means(
         jnp.asarray(np.stack(survey.n_z), dtype),
         jnp.asarray(1.0 if survey.mask is None else survey.mask, dtype),
@@ -137,9 +136,9 @@ def means_of(
 
 
 def _at_nodes(weights: Weights | None, survey: Survey, table: GrowthTable, config: Config) -> Any:
-    """Weights at growth factors of a survey, these factors, and means of the weights without negative ones."""
+    """Weights at growth factors of a survey, and these factors."""
     if weights is None:
-        return (), np.ones(1), np.ones(1)
+        return (), np.ones(1)
     last, first = survey.z_range
     times = nodes = np.ones(1)
     if callable(weights):
@@ -151,7 +150,22 @@ def _at_nodes(weights: Weights | None, survey: Survey, table: GrowthTable, confi
         fields.append(inputs.lattice_field(field, config, "weights"))
     check_negative(*fields, stacklevel=7)
     fields = tuple(jax.device_put(field, config.decomposition.sharding) for field in fields)
-    return fields, np.asarray(nodes), np.array([float(jnp.mean(jnp.maximum(field, 0))) for field in fields])
+    return fields, np.asarray(nodes)
+
+
+@jit
+def _bounds(fields: tuple[Array, ...]) -> tuple[Array, Array, Array]:
+    """Least and largest values of fields, and their means without negative values."""
+    of_each = [(jnp.min(field), jnp.max(field), jnp.mean(jnp.maximum(field, 0))) for field in fields]
+    low, high, mean = (jnp.stack(x) for x in zip(*of_each, strict=True))
+    return low, high, mean
+
+
+@jit
+def _shares(edges: tuple[float, float], nodes: Array | np.ndarray, table: GrowthTable) -> Array:
+    """Shares of the nodes in the weights at growth factors between two distances, shape (nodes, growth factors)."""
+    D = table.D1(scale_factor_at(jnp.asarray(edges, float), table))
+    return jnp.stack(passage.parabola(jnp.linspace(D[0], D[1], _POINTS), jnp.asarray(nodes)))
 
 
 @partial(jit, static_argnames=("config", "room", "share"))

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array
 
 from pmwd_dist._jax.order import barrier
+from pmwd_dist._jax.program import jit
 from pmwd_dist._jax.select import batch_any
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.distance import HUBBLE_DISTANCE
@@ -242,6 +243,7 @@ def seen(path: Path, sites: Array, passed: Array, guess: Array, step: StepSeries
     return Seen(passed, disp, x, distance, velocity, z, step.D[0] + (step.D[1] - step.D[0]) * s)
 
 
+@jit
 def weight_nodes(first: Any, last: Any, table: GrowthTable) -> tuple[Array, Array]:
     """Scale factors and growth factors at which weights are given for `parabola`, from one scale factor to another."""
     D = table.D1(jnp.stack([jnp.asarray(first, float), jnp.asarray(last, float)]))

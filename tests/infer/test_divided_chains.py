@@ -77,8 +77,8 @@ def test_a_narrow_halo_is_named_where_chains_begin(cosmo: Any) -> None:
 
     posterior = narrow(1)
     white = posterior.from_latent({"noise": jnp.asarray(noise[0]), "parameters": {}})[0]
-    modes, table = posterior.model.forward.linear_modes(white, {})
-    disp = pmd.lpt(modes, table, posterior.model.config, a=1.0).disp
+    config, linear_modes = posterior.model.config, posterior.model.forward.linear_modes
+    disp = jax.jit(lambda x: pmd.lpt(*linear_modes(x, {}), config, a=1.0).disp)(white)
     cells = f"{float(jnp.abs(disp).max()) / 10:.2f} cells"
     where, remedy = sampling._at(posterior, {"noise": jnp.asarray(noise), "parameters": {}}, 0)
     assert where == ", where the prediction is not finite in 512 of 512 cells"
