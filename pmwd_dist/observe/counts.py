@@ -79,6 +79,7 @@ def expected_counts(
     return cut * jnp.where(total > 0, jnp.maximum(jnp.sum(rate), 0) / jnp.where(total > 0, total, 1), 1)
 
 
+@jit
 def negative_shares(rate: Array) -> tuple[Array, Array]:
     """Share of the cells that are negative, and minus their sum over the sum of all."""
     return jnp.mean(rate < 0), jnp.sum(jnp.maximum(-rate, 0)) / jnp.abs(jnp.sum(rate))

@@ -28,7 +28,7 @@ REFERENCE = ROOT / "docs" / "reference"
 TUTORIALS = sorted((ROOT / "docs").glob("*/*.py"))
 
 # Tutorials with smaller numbers of cells, steps and draws, whose programs are the same.
-SMALLER = {"64": "16", "99": "19", "100": "20", "200": "20", "800": "40", "1000": "40", "4000": "80"}
+SMALLER = {"7": "2", "64": "16", "99": "19", "100": "20", "200": "20", "800": "40", "1000": "40", "4000": "80"}
 BUILD = """
 import notebooks
 

@@ -131,9 +131,9 @@ def posterior_of(forward: Any, likelihood: Any) -> tuple[infer.Posterior, Any]:
 
 
 def slopes(config: pmd.Config, cosmo: Any) -> Any:
-    """The log density of galaxies of a simulation and its gradient."""
-    galaxies = infer.LagrangianGalaxies("b1")
-    posterior, z = posterior_of(infer.Simulation(config, cosmo, observable=galaxies), infer.Poisson(1.0))
+    """The log density of galaxies and its gradient; those of steps are compared above."""
+    forward = infer.Simulation(config, cosmo, gravity="lpt", observable=infer.LagrangianGalaxies("b1"))
+    posterior, z = posterior_of(forward, infer.Poisson(1.0))
     return jax.jit(jax.value_and_grad(posterior.logdensity))(z)
 
 

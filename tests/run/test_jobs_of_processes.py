@@ -242,8 +242,8 @@ def assert_same_snapshots(one: Path, other: Path) -> None:
 
 
 def alone(folder: Path, file: Path, *, resume: bool = False, time_limit: float | None = None) -> Path:
-    """Run or resume a simulation in this process."""
-    plan = SimulationJob.of(read(file, ["devices.pdims=[2, 1]"]), folder)
+    """Run or resume a simulation in this process, on one device, whose programs are compiled once for all tests."""
+    plan = SimulationJob.of(read(file, ["devices.pdims=[1, 1]"]), folder)
     if not resume:
         prepare_folder(plan)
     execute(plan, Events(), resume=resume, time_limit=time_limit)
