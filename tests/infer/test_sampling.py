@@ -339,7 +339,7 @@ def test_sample_warns_of_steps_that_stay_too_long_and_keeps_returned_draws(
 def test_a_chunk_in_which_chains_diverge_is_drawn_again(
     run: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With half the step, twice: 6, 3 and 1.5 steps have 5e4, 730 and 11 times the energy variance, 100 is the limit."""
+    """With half the step, twice: 6, 3 and 1.5 steps have 5e4, 730 and 11 times the energy variance, at most 100."""
     told, settled = list[infer.Progress](), StepSize.settled
     monkeypatch.setattr(StepSize, "settled", lambda step: settled(step)._replace(value=6 * step.value))
     monkeypatch.setattr(sampling, "MOST_RESTARTS", 0)
