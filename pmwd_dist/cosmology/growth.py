@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import equinox as eqx
 import jax
@@ -28,6 +28,8 @@ _STEP = 0.02
 _BELOW, _ABOVE = 460, 36
 FIRST, LAST = 1e-4, 2.0  # scale factors of the tables
 _NODES = _STEP * np.arange(-_BELOW, _ABOVE + 1)  # collocation.FIRST ... collocation.LAST
+# Least E^2 per matter, and E'/E + 3/2: below, where expansion all but ends, collocation fails at all times.
+_SLOWEST, _STEEPEST = 0.1, -8.0
 
 
 class _Equation(NamedTuple):
@@ -194,13 +196,14 @@ def growth_table(cosmo: Cosmology | GrowthTable) -> GrowthTable:
     Differentiable in the parameters.
 
     Raises:
-      ValueError: the cosmology lacks a parameter, or has a component that is not modelled (`Cosmology`).
+      ValueError: the cosmology lacks a parameter, has a component that is not modelled (`Cosmology`), or all but stops
+        expanding before a = 2; the table of values on a device, or traced, is NaN then.
 
     Examples:
       >>> table = pmd.growth_table(jax_cosmo.Planck15())
       >>> table.D1(0.5), table.E(0.5)  # growth factor, expansion rate [H0]
     """
-    return cosmo if isinstance(cosmo, GrowthTable) else _tabulate(parameters(cosmo), order=3)
+    return cosmo if isinstance(cosmo, GrowthTable) else _tabulate(_expanding(cosmo), order=3)
 
 
 def growth_table_to(order: int, cosmo: Cosmology | GrowthTable) -> GrowthTable:
@@ -214,7 +217,7 @@ def growth_table_to(order: int, cosmo: Cosmology | GrowthTable) -> GrowthTable:
       ValueError: the table ends before the order.
     """
     if not isinstance(cosmo, GrowthTable):
-        return _tabulate(parameters(cosmo), order=max(order, 2))
+        return _tabulate(_expanding(cosmo), order=max(order, 2))
     if cosmo.order < order:
         constraint = "ends at the second order, as made for a configuration with lpt_order=2"
         remedy = "pass growth_table(cosmo) in place of cosmo, or use lpt_order=3"
@@ -225,6 +228,25 @@ def growth_table_to(order: int, cosmo: Cosmology | GrowthTable) -> GrowthTable:
 def parameters_of(cosmo: Cosmology | GrowthTable) -> Parameters:
     """The parameters of a cosmology or of a table."""
     return cosmo.cosmo if isinstance(cosmo, GrowthTable) else parameters(cosmo)
+
+
+def _expanding(cosmo: Cosmology) -> Parameters:
+    """The parameters; ArgumentError if the universe all but stops expanding before a = 2. Only numbers are checked."""
+    values = [getattr(cosmo, name, None) for name in ("Omega_c", "Omega_b", "Omega_k", "w0", "wa", "w_table")]
+    found = parameters(cosmo)
+    if values.pop() is None and all(isinstance(x, int | float | np.number) for x in values):
+        c, b, curvature, w0, wa = map(float, cast("list[Any]", values))
+        a = np.exp(collocation.nodes())
+        dark = (1 - c - b - curvature) * a ** (-3 * (w0 + wa)) * np.exp(-3 * wa * (1 - a))
+        square = c + b + curvature * a + dark
+        slope = curvature * a - 3 * (w0 + wa * (1 - a)) * dark
+        if (ends := (square <= _SLOWEST * (c + b)) | (slope <= 2 * _STEEPEST * square)).any():
+            constraint = (
+                f"all but stops expanding at a = {a[ends][0]:.3g}, with Omega_m={c + b:g}, Omega_k={curvature:g}"
+            )
+            remedy = "growth is tabulated to a = 2: change them"
+            raise ArgumentError("cosmo", cosmo, constraint, remedy, show_value=False)
+    return found
 
 
 @partial(jit, static_argnames="order")
@@ -264,6 +286,7 @@ def _factors(universe: Background, order: int) -> Array:
     if early is not None:
         v, u = v - early, u + early
 
+    u = jnp.where(jnp.all((square > _SLOWEST) & (h > _STEEPEST)), u, jnp.nan)
     p2 = integrate(3.5, -1.5 * u**3 / E, -1.5) / (E * u**2)
     q2 = integrate(1.0, p2, -3 / 7)
     one, zero = jnp.ones_like(u), jnp.zeros_like(u)

@@ -275,6 +275,15 @@ def test_cosmologies_of_jax_cosmo_work_as_they_come(make: Any) -> None:
         (lambda c: pmd.growth(0, c), "a=0 must be"),
         (lambda c: pmd.growth(np.nan, c), "a=nan must be"),
         (lambda c: pmd.growth("x", c), "a='x' must be"),
+        (
+            lambda _: pmd.growth(0.1, problems.cosmology(Omega_c=1.1)),
+            r"cosmo all but stops expanding at a = 1\.8.* Omega_m=1.15",
+        ),
+        (
+            lambda _: pmd.comoving_distance(0.5, problems.cosmology(Omega_k=0.95)),
+            "stops expanding at a = 1.9.* Omega_k=0.95",
+        ),
+        (lambda _: pmd.growth_table(problems.cosmology(Omega_c=0.01, Omega_k=-0.9)), "stops expanding at a = 0.0"),
         (lambda c: pmd.growth(jnp.float32(-1), c), "a=Array.* must be"),
         (lambda c: pmd.growth(c, 0.5), r"a is a SimpleNamespace and must be .*; call growth\(a, cosmo\)"),
         (lambda c: pmd.growth(pmd.growth_table(c), c), "a is a GrowthTable and must be"),
@@ -295,6 +304,12 @@ def test_growth_is_not_a_number_beyond_its_tables_where_values_are_traced() -> N
         assert np.isfinite(function(2.0, problems.cosmology()))
         values = jax.jit(lambda a, function=function: function(a, problems.cosmology()))(jnp.array([1.0, 3.0]))
         assert np.isnan(values).tolist() == [False, True]
+    # Collocation is global: a universe that collapses after a = 1 has no growth at any time.
+    heavy = jax.jit(lambda Omega_c: pmd.growth(0.1, problems.cosmology(Omega_c=Omega_c)))
+    assert np.isnan(heavy(1.1))
+    np.testing.assert_allclose(
+        heavy(1.03), problems.growth(problems.cosmology(Omega_c=1.03), np.array([0.1]))["D1"], 1e-6
+    )
 
 
 # --- distances ---------------------------------------------------------------------------------------------------

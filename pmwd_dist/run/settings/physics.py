@@ -213,7 +213,11 @@ def _power(settings: Settings, cosmo: Cosmology) -> Table | str:
 
 def _linear_problem(settings: Settings, cosmo: Cosmology, source: Table | str, config: Config) -> str | None:
     """Problem of the growth factor or of the linear P(k)."""
-    growth = np.asarray(growth_table_to(config.lpt_order, cosmo).D1(np.geomspace(config.a_start, config.a_stop, 32)))
+    try:
+        table = growth_table_to(config.lpt_order, cosmo)
+    except ArgumentError as error:
+        return f"[cosmology]: {error.reason}"
+    growth = np.asarray(table.D1(np.geomspace(config.a_start, config.a_stop, 32)))
     if not (np.isfinite(growth).all() and (np.diff(growth) > 0).all()):
         return "[cosmology]: structure doesn't grow throughout the time span; check omega_m, omega_k, w0 and wa"
     name = settings.cosmology.table
