@@ -161,6 +161,7 @@ def test_units_are_those_with_the_box_where_a_file_names_none(tmp_path: Path, in
         ({"mesh_shape": 16}, {}, r"particle_shape=\(16, 16, 16\) is not the lattice of .* 512 particles of type 1$"),
         ({"a_start": 0.1}, {}, "a_start=0.1 is not the scale factor of the snapshot, 0.5; set it to 0.5"),
         ({}, {"Omega_c": 0.26}, r"cosmo.Omega_m=0.31 is not that of the snapshot, 0.3; use the same"),
+        ({}, {"Omega_k": 0.01}, r"cosmo.Omega_k=0.01 is not that of the snapshot, \S+; use the same"),
         ({}, {"h": 0.72}, "cosmo.h=0.72 is not that of the snapshot, 0.7"),
     ],
 )

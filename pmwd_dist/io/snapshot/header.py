@@ -27,7 +27,8 @@ _EQUAL_TIMES = 1e-3  # relative difference of scale factors that are equal
 _H = ("Header:HubbleParam", "Parameters:HubbleParam", "Cosmology:h")
 _OMEGA_M = ("Header:Omega0", "Header:Omega_Matter", "Parameters:Omega0", "Cosmology:Omega_m")
 _OMEGA_B = ("Header:OmegaBaryon", "Header:Omega_Baryon", "Parameters:OmegaBaryon", "Cosmology:Omega_b")
-_BACKGROUND = {"h": _H, "w0": ("Cosmology:w_0",), "wa": ("Cosmology:w_a",)}
+_OMEGA_LAMBDA = ("Header:OmegaLambda", "Header:Omega_Lambda", "Parameters:OmegaLambda")
+_BACKGROUND = {"Omega_k": ("Cosmology:Omega_k",), "h": _H, "w0": ("Cosmology:w_0",), "wa": ("Cosmology:w_a",)}
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,17 @@ def read_header(files: Sequence[Path], length_unit: str | None = None, h: float 
 
 
 def named_background(path: Path) -> dict[str, float]:
-    """Parameters of the expansion that a file names: Omega_m, h, and w0 and wa, unless it has NaN for a table of w."""
+    """Parameters of the expansion that a file names: Omega_m, h, Omega_k, and w0 and wa but for NaN of a table of w.
+
+    Where a file names Omega_m and Omega_lambda, their sum gives the curvature, up to radiation.
+    """
     with opened(path) as file:
         tabulated = content.has(file, "Cosmology") and _is_nan(content.member(file, "Cosmology", GROUP), "w_0")
         places = {name: x for name, x in _BACKGROUND.items() if not (tabulated and name in ("w0", "wa"))}
         found = {name: _first(file, x, -1e3, 1e3) for name, x in places.items()} | {"Omega_m": _matter(file)}
+        dark = _first(file, _OMEGA_LAMBDA, -1e3, 1e3)
+        if math.isnan(found["Omega_k"]) and dark > 0:
+            found["Omega_k"] = 1 - found["Omega_m"] - dark
     return {name: value for name, value in found.items() if not math.isnan(value)}
 
 

@@ -34,6 +34,7 @@ from pmwd_dist.pm.particles import Particles
 
 # Relative tolerances: scale factor, parameters of the cosmology, mass of all particles, and equal masses.
 _TIME, _PARAMETER, _MASS, _EQUAL = 1e-4, 1e-3, 1e-2, 1e-3
+_CURVATURE = 2e-3  # of a curvature, which holds the radiation too that a file leaves out
 _LINEAR = 0.3  # largest rms density of waves for which velocities of linear growth are right to 3 %
 _DOUBTFUL, _WRONG = 0.03, 0.1  # differences from linear growth
 _BULK = 0.1  # largest mean velocity [rms of velocities]
@@ -142,7 +143,8 @@ def find_initial_conditions(
         constraint, remedy = "can't be compared with w_0 and w_a of the snapshot", "use a snapshot that names no w"
         raise ArgumentError("cosmo.w_table", own.w_table, constraint, remedy, show_value=False)
     for name, value in named.items():
-        if not math.isclose(ours := float(getattr(own, name)), value, rel_tol=_PARAMETER, abs_tol=1e-4):
+        apart = _CURVATURE if name == "Omega_k" else 1e-4
+        if not math.isclose(ours := float(getattr(own, name)), value, rel_tol=_PARAMETER, abs_tol=apart):
             shown = float(f"{ours:.6g}")  # without the digits of single precision
             raise ArgumentError(f"cosmo.{name}", shown, f"is not that of the snapshot, {value:.6g}", "use the same")
     return InitialConditions(tuple(files), header, check_motion)
