@@ -17,7 +17,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.infer.cosmological import checked_table
 from pmwd_dist.infer.forward import Observable
-from pmwd_dist.infer.values import names_of, number_or_name, on_host, value_of
+from pmwd_dist.infer.values import check_distinct, names_of, number_or_name, on_host, value_of
 from pmwd_dist.observe.assignment import Window, with_window
 from pmwd_dist.observe.bias import LagrangianBias, bias_weights, checked_smoothing, tracer_density
 from pmwd_dist.observe.redshift_space import direction, redshift_space
@@ -55,6 +55,7 @@ class LagrangianGalaxies(Observable):
         for name, bias in given.items():
             setattr(self, name, bias)
         bias = LagrangianBias(**{name: 1.0 if isinstance(x, str) else x for name, x in given.items()})
+        check_distinct(self.names)
         checked_smoothing(self.smoothing, bias)
         self.smoothing = on_host(self.smoothing)
         check_choice(self.window, "window", get_args(Window))

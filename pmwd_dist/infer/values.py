@@ -13,10 +13,13 @@ from jax.typing import ArrayLike
 
 from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist.cosmology.sampled import COSMOLOGY
 
 
 def number_or_name(value: Any, name: str, low: float = -math.inf, high: float = math.inf) -> Any:
     """A finite number in a range, on the host so that it may be static, or the name of a parameter."""
+    if isinstance(value, str) and value in (*COSMOLOGY, "f_nl"):
+        raise ArgumentError(name, value, "is the name of a parameter of the cosmology", "rename it")
     if not isinstance(value, str | Tracer):
         check_number(value, name, low, high, constant=True, remedy="or pass the name of a parameter with a prior")
     return on_host(value)

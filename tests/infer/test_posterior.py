@@ -294,6 +294,7 @@ REFUSED: list[tuple[Any, str]] = [
         r"particle_shape=\(4, 3, 2\) must be mesh_shape=.* for a linear field",
     ),
     (lambda c: simulation_of(c, gravity="linear"), 'gravity=.* must be "nbody" or "lpt"'),
+    (lambda c: fields_of(c, bias="sigma8"), "bias='sigma8' is the name of a parameter of the cosmology; rename it"),
     (lambda c: fields_of(c, bias=np.nan), "bias=nan must be a finite number; or pass the name of a parameter"),
     (lambda c: simulation_of(c, bias=jnp.asarray(jnp.nan)), r"bias=Array\(nan.* must be a finite"),
     (lambda c: simulation_of(c, bias="b", observable=GALAXIES()), "bias='b' has no effect beside an obs.*; leave one"),
