@@ -83,6 +83,8 @@ def angular_power(
             if x.shape != values.shape:
                 raise ArgumentError("other.shape", x.shape, f"must be that of the field, {values.shape}")
     if values.ndim == 1:
+        if side is not None:
+            raise ArgumentError("side", side, "is for flat skies", "leave it out for a sphere")
         return _of_sphere(values, second, _nside(values))
     if values.ndim != 2 or values.shape[0] != values.shape[1] or len(values) < 4:
         raise ArgumentError("field.shape", values.shape, "must be a square of 4 x 4 rays or more")
@@ -172,6 +174,8 @@ def limber_power(
     check_on_host("limber_power", (ell, cosmo, source))
     check_number(ell, "ell", 0, several=True)
     table, (near, *_, last) = growth_table_to(2, cosmo), check_ascending(edges, "edges")
+    if cone is not None and (len(edges) != len(cone.edges) or not np.allclose(edges, cone.edges)):
+        raise ArgumentError("edges", list(edges), f"must be those of the cone, {list(cone.edges)}")
     bins = bins_of(source)
     far = min(last, max(float(jnp.max(source_distances(one, table, near)[0])) for one in bins))
     slabs = np.linspace(near, far, _SLABS + 1) if cone is None else _slabs_of(cone)

@@ -84,7 +84,7 @@ def convergence(
         return maps if isinstance(source, list) else maps[0]
     if not (field is None and pixels is None and offsets is None):
         raise ArgumentError("field", field, "is for flat skies", "leave field, pixels and offsets out")
-    expected = (len(cone.edges) - 1, pixel_count(cone.nside))
+    mass, expected = real(mass, "mass"), (len(cone.edges) - 1, pixel_count(cone.nside))
     if mass.shape != expected:
         raise ArgumentError(
             "mass.shape", mass.shape, f"must be {expected}", "pass the masses that this light cone has accumulated"
@@ -153,6 +153,7 @@ def kaiser_squires(gamma: Float[Array, "2 ..."]) -> Float[Array, "2 ..."]:
     Examples:
       >>> kappa, b_modes = observe.kaiser_squires(gamma)
     """
+    gamma = real(gamma, "gamma")
     flat = gamma.ndim == 3 and gamma.shape[1] == gamma.shape[2]
     if gamma.shape[:1] != (2,) or not (flat or (gamma.ndim == 2 and nside_of(gamma.shape[1]))):
         raise ArgumentError("gamma.shape", gamma.shape, "must be (2, n, n), or (2, 12 nside^2)")
@@ -205,7 +206,8 @@ def _rays(
     for axis, parts in enumerate(decomposition.pdims):
         decomposition.check_axis((pixels, pixels, 1), axis, parts, "pixels")
     check_number(field, "field", 1e-3, 90, unit="degrees", remedy="the sky is flat here")
-    offsets = jnp.zeros((count, 2)) if offsets is None else real(offsets, "offsets")
+    mass, offsets = real(mass, "mass"), real(np.zeros((count, 2)) if offsets is None else offsets, "offsets")
+    check_seen(offsets, "offsets", "pass shifts [Mpc/h]")
     if mass.shape != (count, *cone.pixels) or offsets.shape != (count, 2):
         constraint = f"must be {(count, *cone.pixels)}, and of offsets {(count, 2)}"
         remedy = "pass the masses that this light cone has accumulated"

@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from pmwd_dist._checks import check_ascending
+from pmwd_dist._checks import check_ascending, check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import jit
 from pmwd_dist.cosmology.collocation import matmul
@@ -36,6 +36,7 @@ Alignment = tuple[ArrayLike, ArrayLike]
 _C1 = 0.0134  # amplitude of alignments per critical density (Joachimi et al. 2011, 1008.3491)
 _PIVOT = 0.62  # redshift at which the amplitude is A
 _FARTHEST = 1000.0  # redshift, the end of `comoving_distance`
+_STEEPEST = 20.0  # largest power of alignments
 _UNCOVERED = 0.01  # part of the lensing weight without a warning
 
 
@@ -70,6 +71,7 @@ def lensing_weights(
     """
     table = growth_table_to(2, cosmo)
     bounds = shells.shells if isinstance(shells, LightCone) else Shells(check_ascending(shells, "edges"), 1, "nearest")
+    _check_horizon(bounds.edges[-1], table)
 
     def of_bin(source: Source) -> Array:
         weights = _weights(*source_distances(source, table, bounds.edges[0]), table, shells=bounds)
@@ -77,6 +79,16 @@ def lensing_weights(
 
     bins = list(map(of_bin, bins_of(source)))
     return jnp.stack(bins) if isinstance(source, list) else bins[0]
+
+
+def _check_horizon(last: float, table: GrowthTable) -> None:
+    """Raise ArgumentError for shells beyond the largest redshift."""
+    if not is_traced(table):
+        with jax.ensure_compile_time_eval():
+            most = float(comoving_distance(1 / (1 + _FARTHEST), table))
+        if last > most:
+            constraint = f"reach to {last:g} Mpc/h, and a redshift of {_FARTHEST:g} is at {most:.5g} Mpc/h"
+            raise ArgumentError("edges", last, constraint, "use nearer shells", show_value=False)
 
 
 def bins_of(source: Sources) -> list[Source]:
@@ -95,6 +107,10 @@ def _aligned(source: Source, alignment: Alignment, table: GrowthTable, shells: S
     if not isinstance(source, tuple):
         remedy = "pass (z, n)"
         raise ArgumentError("alignment", alignment, "needs sources with a distribution", remedy, show_value=False)
+    if not isinstance(alignment, tuple | list) or len(alignment) != 2:
+        raise ArgumentError("alignment", alignment, "must be an amplitude and a power", "for example (1.0, 0.0)")
+    check_number(alignment[0], "alignment[0]")
+    check_number(alignment[1], "alignment[1]", -_STEEPEST, _STEEPEST)
     columns = tuple(jnp.asarray(real(x, "source"), float) for x in source)
     return _alignment(columns, tuple(jnp.asarray(x, float) for x in alignment), table, shells=shells)
 

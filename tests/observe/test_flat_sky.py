@@ -425,6 +425,10 @@ def test_shells_that_leave_out_matter_are_a_warning(function: Any, edges: tuple[
         ({"source": []}, "source=\\[\\] must hold the sources of each bin"),
         ({"source": [0.5, -1.0]}, "must be redshifts from 0 to 1000"),
         ({"alignment": (1.0, 0.0)}, "alignment needs sources with a distribution; pass \\(z, n\\)"),
+        ({"source": ([0.2, 0.5], [1, 1]), "alignment": 1.0}, "alignment=1.0 must be an amplitude and a power"),
+        ({"source": ([0.2, 0.5], [1, 1]), "alignment": (np.nan, 0)}, r"alignment\[0\]=nan must be a finite number"),
+        ({"source": ([0.2, 0.5], [1, 1]), "alignment": (1, 1e3)}, r"alignment\[1\]=1000.0 must be .* from -20 to 20"),
+        ({"offsets": np.full((1, 2), np.nan)}, "offsets holds 2 values that are not finite"),
         ({"field": 100.0}, "field=100.0 must be a finite number from 0.001 to 90 degrees; the sky is flat"),
         ({"field": 1e-320}, "field=1e-320 must be a finite number from 0.001 to 90 degrees"),
         ({"pixels": 6}, r"pixels\[1\]=6 is not divisible by 4"),
@@ -437,3 +441,8 @@ def test_bad_arguments_of_lensing_are_refused(options: dict[str, Any], error: st
     arguments: dict[str, Any] = {"mass": np.ones((1, 8, 8)), "source": 0.5, "field": 5.0, "pixels": 8} | options
     with pytest.raises(ValueError, match=error):
         pmd.observe.convergence(arguments.pop("mass"), TABLE, cone, **arguments)
+
+
+def test_shells_beyond_the_largest_redshift_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"edges reach to 100000 Mpc/h, and a redshift of 1000 is at \d+.\d Mpc/h"):
+        pmd.observe.lensing_weights([0.0, 1e5], TABLE, 0.5)

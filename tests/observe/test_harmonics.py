@@ -86,6 +86,7 @@ def test_e_and_b_modes_are_told_apart():
     kappa = np.cos(2 * x[:, None] + x[None, :] + 0.4)
     gamma = jnp.asarray([kappa * 3 / 5, kappa * 4 / 5])  # (kx^2 - ky^2) / k^2 and 2 kx ky / k^2
     np.testing.assert_allclose(pmd.observe.kaiser_squires(gamma), [kappa, 0 * kappa], atol=1e-12)
+    np.testing.assert_array_equal(pmd.observe.kaiser_squires(np.ones((2, 8, 8), int)), np.zeros((2, 8, 8)))
     turned = jnp.stack([-gamma[1], gamma[0]])
     np.testing.assert_allclose(pmd.observe.kaiser_squires(turned), [0 * kappa, kappa], atol=1e-12)
 

@@ -14,6 +14,7 @@ import pmwd_dist as pmd
 from pmwd_dist.observe.angular_power import share_beyond_box
 
 BOX = (40.0, 44.0, 50.0)  # no mode lies between two bins
+CONE = pmd.observe.FlatSkyLightCone(pmd.Config(40.0, 4, decomposition=(1, 1)), [0.0, 40.0])
 
 
 class EinsteinDeSitter:
@@ -82,6 +83,8 @@ def test_angular_power_of_waves():
     np.testing.assert_allclose(twice.power, -2 * found.power, rtol=1e-12)
     with pytest.raises(ValueError, match=r"other.shape=\(8,\) must be that of the field"):
         pmd.observe.angular_power(jnp.asarray(field), jnp.ones(8), side=side)
+    with pytest.raises(ValueError, match="side=4.0 is for flat skies; leave it out for a sphere"):
+        pmd.observe.angular_power(jnp.ones(48), side=side)
     with pytest.raises(ValueError, match="side=100.0 must be a finite number from 0.001 to 90 degrees"):
         pmd.observe.angular_power(jnp.asarray(field), side=100.0)
 
@@ -196,6 +199,7 @@ def test_alignments_have_the_power_of_their_sources():
         ({"source": np.inf}, "must be redshifts from 0 to 1000"),
         ({"edges": (500.0, 100.0)}, r"edges=\[500.0, 100.0\] must ascend from 0 or more"),
         ({"edges": (0.0, np.nan)}, "edges=.* must be two or more finite numbers that ascend"),
+        ({"cone": CONE}, r"edges=\[0.0, 2000.0\] must be those of the cone, \[0.0, 40.0\]"),
         ({"power": ([0.1], [1.0])}, "power must be a function; for example lambda k: linear_power"),
         ({"power": lambda k: np.nan * k}, "power returns P = nan at k = 2.*; P.k. must be finite, and not negative"),
         ({"power": lambda k: 1 - k}, r"power returns P = -\d.* at k = \d"),
