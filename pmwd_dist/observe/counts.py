@@ -90,11 +90,11 @@ def _check_negative(rate: Array) -> None:
         return
     with jax.ensure_compile_time_eval():
         cells, galaxies, total = map(float, (*negative_shares(rate), jnp.sum(rate)))
-    if not total >= 0:
+    if not 0 <= total < math.inf:
         raise ArgumentError("density", total, "must be finite, with a mean above 0 where it is seen", show_value=False)
     if galaxies > MAX_CUT:
         text = f"density: 1 + delta_g is negative in {100 * cells:.2g} % of the cells, and P(k) of counts comes out low"
-        warnings.warn(f"{text}; use a larger smoothing of bias_weights, or a smaller bias", stacklevel=4)
+        warnings.warn(f"{text}; use a larger smoothing, or a smaller bias", stacklevel=4)
 
 
 @on_auto_axes

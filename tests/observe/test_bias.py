@@ -183,6 +183,7 @@ def counts(config: pmd.Config, **options: Any) -> Any:
         (lambda c: pmd.observe.weighted_overdensity(ONES, 7 * ONES, c), "weight=7.0 must not exceed 1; .* its maximum"),
         (lambda c: pmd.observe.weighted_overdensity(0 * ONES, ONES, c), "density must be finite, with a mean above 0"),
         (lambda c: pmd.observe.expected_counts(-ONES, c, number_density=1.0), "density must be finite, with a mean"),
+        (lambda c: pmd.observe.expected_counts(np.inf * ONES, c, number_density=1.0), "density must be finite, with"),
         (lambda c: pmd.observe.expected_counts(np.nan * ONES, c, number_density=1.0), "density must be finite, with"),
         (lambda c: counts(c, selection=-ONES), "selection=-1.0 must not be negative; pass shares from 0 to 1"),
         (lambda c: counts(c, selection=1.1), "selection=1.1.* must not exceed 1"),
