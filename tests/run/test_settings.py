@@ -126,6 +126,8 @@ def test_override_takes_the_type_of_its_key(file: Path):
         ("observe.galaxies.smoothing=1e300", ["observe.galaxies.smoothing", "100000 or less"]),
         ("observe.galaxies.b1=1e30", ["observe.galaxies.b1", "10000 or less"]),
         ("observe.light_cone.field=1e-320", ["observe.light_cone.field", "0.001 or more"]),
+        ("observe.light_cone.nside=64", ['observe.light_cone.nside: has no effect with sky = "flat"; leave it out']),
+        ("cosmology.omega_m=1.2", ["[cosmology]: all but stops expanding at a = 1.79, with Omega_m=1.2, Omega_k=0"]),
         ("cosmology.wa=1.5", ["cosmology.wa = 1.5", "less than 1"]),
         ("cosmology.linear_power=boltzman", ["cosmology.linear_power", "no such file", "boltzmann, eisenstein-hu"]),
         ("cosmology.normalise=true", ["cosmology.normalise", "needs cosmology.linear_power"]),

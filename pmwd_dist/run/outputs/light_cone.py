@@ -163,10 +163,13 @@ class LightCone(Output):
     nside: int = about("pixels along the side of a HEALPix base pixel, of a sphere", 128, ge=1, le=1 << 13)
 
     def problems(self, box: Any) -> Iterator[str]:
-        """Sources and bins at once, or sources that have the same name in tables."""
+        """Sources and bins at once, keys of the other sky, or sources that have the same name in tables."""
         del box
         if self.sources is not None and self.bins is not None:
             yield "observe.light_cone.bins: hold the sources; leave observe.light_cone.sources out"
+        for key in ("nside",) if self.sky == "flat" else ("line_of_sight", "pixels", "field", "rays"):
+            if getattr(self, key) != type(self).model_fields[key].default:
+                yield f'observe.light_cone.{key}: has no effect with sky = "{self.sky}"; leave it out'
         if len(set(self.labels)) < len(self.labels):
             yield f"observe.light_cone.sources = {toml_value(list(self.lensed))}: must be different redshifts"
 
