@@ -199,7 +199,8 @@ def resume(
         kind = _job_type(read_any(folder / CONFIG, overrides))
         extended = any(text.startswith(kind.extending) for text in overrides)
     if distributed.all_processes(done and not extended):
-        _say(f"{folder}: the run is finished; nothing is left to do")
+        ignored = f", and --set {' --set '.join(overrides)} has no effect" if overrides else ""
+        _say(f"{folder}: the run is finished{ignored}; nothing is left to do")
         return
     job, warnings = _checked_job(lambda: read_any(folder / CONFIG, overrides), folder, time_limit=limit)
     with Display() as display:

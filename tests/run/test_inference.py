@@ -211,7 +211,9 @@ def test_another_config_does_not_go_on(
     assert command("resume", folder) == 0
     assert "the run is finished; nothing is left to do" in capsys.readouterr().out
     assert command("resume", folder, "--set", "devices.halo=3") == 0  # devices are no reason to judge anew
-    assert "the run is finished; nothing is left to do" in capsys.readouterr().out
+    assert (
+        "the run is finished, and --set devices.halo=3 has no effect; nothing is left to do" in capsys.readouterr().out
+    )
     assert command("resume", folder, "--set", "sampler.chains=3") == 2  # of a finished one, too
     assert capsys.readouterr().err == (
         "pmwd-dist: --set sampler.chains=3: would change the results of the run; start a new one in another folder\n"
