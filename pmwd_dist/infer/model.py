@@ -33,7 +33,7 @@ from pmwd_dist.parallel.distributed import to_devices, to_host
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import numbers
 from pmwd_dist.pm.inputs import check_config, lattice_field
-from pmwd_dist.pm.noise import white_noise
+from pmwd_dist.pm.noise import check_key, white_noise
 from pmwd_dist.pm.status import Code, Status
 
 Position = dict[str, Any]
@@ -149,6 +149,7 @@ class Model(eqx.Module):
         Raises:
           ValueError: a value that its prior excludes, or a parameter without a prior.
         """
+        check_key(key)
         return self.draw_around(key, whiten(values, self.priors))
 
     @on_auto_axes

@@ -26,6 +26,7 @@ from pmwd_dist.infer.model import Posterior
 from pmwd_dist.parallel.distributed import to_host
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import prfft3d
+from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm.fourier import counted_modes
 
 PRIOR_DRAWS = 40
@@ -91,6 +92,7 @@ def check_prior(posterior: Posterior, key: Array, draws: int = PRIOR_DRAWS) -> d
     """
     from scipy.special import ndtri
 
+    draws = whole_number(draws, "draws", least=1)
     value, predicted, fine = to_host(_predicted(posterior.model, posterior.data, jax.random.split(key, draws)))
     checks = dict[str, Check]()
     for name, x in predicted.items():

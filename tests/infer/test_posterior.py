@@ -309,6 +309,7 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda _: GALAXIES(window="ngp"), "window='ngp' must be 'nearest', 'cloud-in-cell' or"),
     (lambda _: GALAXIES(line_of_sight="w"), "line_of_sight='w' must be 'x', 'y', 'z' or three"),
     (lambda c: GALAXIES(bphi=1.0, linear_power=falling(c)), "linear_power is not sorted"),
+    (lambda _: model_of(BOTH).draw(3), "key=3 must be a key; for example jax.random.key"),
     (lambda _: Likelihood(), "abstract"),  # type: ignore[abstract]
     # Parameters without an effect on a table.
     (lambda c: tabulated(c, {"sigma8": 0.8}), "is fixed, and sigma8 would not .*; use normalise=True, or leave"),

@@ -74,6 +74,11 @@ def test_p_values_of_the_prior_are_uniform_over_mocks_and_low_for_other_data() -
     assert loud["variance of data"].ratio > 2.5 and loud["variance of data"].p == pytest.approx(1 / 41)
 
 
+def test_a_prior_without_draws_is_refused() -> None:
+    with pytest.raises(ValueError, match="draws=0 must be a whole number, 1 or more"):
+        check_prior(None, jax.random.key(0), draws=0)  # type: ignore[arg-type]
+
+
 def test_deviations_of_correlated_draws_are_standard_normal() -> None:
     rng = np.random.default_rng(0)
     for shared in (0.2, 0.8):
