@@ -88,7 +88,7 @@ jax.monitoring.register_event_listener(_count)
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest comes first: processes that take tests from each other then end together."""
-    items.sort(key=lambda item: "test_readme" not in item.nodeid)
+    items.sort(key=lambda item: item.get_closest_marker("mpi") is None and "test_readme" not in item.nodeid)
 
 
 def pytest_collection_finish() -> None:

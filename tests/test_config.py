@@ -71,10 +71,7 @@ def test_all_devices_are_used_by_default_as_slabs_or_else_pencils() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"box_size": -1.0},
-            r"box_size=-1.0 must be a finite number from 1e-06 to 1e\+09 Mpc/h; pass box_size in Mpc/h",
-        ),
+        ({"box_size": -1.0}, r"box_size=-1.0 must be a finite number from 1e-06 to 1e\+09 Mpc/h; pass box_size in"),
         ({"box_size": (8.0, 1e-7, 8.0)}, r"box_size=1e-07 must be a finite number"),
         ({"box_size": "wide"}, r"box_size='wide' must be a finite number"),
         ({"box_size": jnp.float32(jnp.nan)}, r"box_size=Array\(nan, .* must be a finite number"),
@@ -90,10 +87,7 @@ def test_all_devices_are_used_by_default_as_slabs_or_else_pencils() -> None:
         ({"lpt_order": 4}, r"lpt_order=4 must be 1 or 2 or 3"),
         ({"gradient": "exact"}, r"gradient='exact' must be 'finite-difference' or 'spectral'"),
         ({"compensated": 1}, r"compensated=1 must be True or False"),
-        (
-            {"compensated": True, "gradient": "spectral"},
-            r"compensated=True is for finite differences, .*; use gradient='fin",
-        ),
+        ({"compensated": True, "gradient": "spectral"}, r"compensated=True is for finite differences, .*; use"),
         ({"halo": -1}, r"halo=-1 must be a whole number of cells, 0 or more"),
         ({"halo": 1.5}, r"halo=1.5 must be a whole number"),
         ({"halo": True}, r"halo=True must be a whole number"),

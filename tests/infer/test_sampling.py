@@ -411,10 +411,7 @@ NOISE = np.ones((2, *SHAPE))
             {"positions": {"noise": NOISE[0], "parameters": {}}},
             r"shape \(chains,\), unlike positions\['noise'\]; use jax.vmap\(posterior.initial\)\(keys\)",
         ),
-        (
-            {"positions": {"noise": NOISE.astype(int), "parameters": {}}},
-            r"positions\['noise'\].dtype='int64' must be of",
-        ),
+        ({"positions": {"noise": NOISE.astype(int), "parameters": {}}}, r"positions\['noise'\].dtype='int64' must be"),
         ({"positions": {"noise": NOISE[:0], "parameters": {}}}, r"noise': \(0, 4, 4, 4\), .* must have noise of shape"),
         (
             {"positions": {"noise": NOISE, "parameters": {"b1": np.zeros(2)}}},
