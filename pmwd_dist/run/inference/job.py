@@ -31,11 +31,9 @@ class InferenceJob(InferencePlan, Job):
     """An inference and its course."""
 
     def draw(self) -> None:
-        """Draw the complete draws of an interrupted inference."""
         redraw_chains(self.folder)
 
     def work(self, log: Log, control: Control, checkpoint: Any) -> None:
-        """Sample the posterior from the last chunk on disk, or from the beginning."""
         del checkpoint  # the chains find their own
         run(self, log, control)
 

@@ -74,11 +74,6 @@ class InferencePlan(Plan):
 
     @classmethod
     def of(cls, settings: InferenceSettings, folder: Path) -> Self:
-        """The inference of these settings.
-
-        Raises:
-          SettingsError: the settings don't fit the devices, their memory, the files or each other.
-        """
         simulation = build(settings)
         if (problem := too_large(settings, simulation.config)) is not None:
             raise SettingsError([problem])
@@ -106,7 +101,6 @@ class InferencePlan(Plan):
 
     @property
     def files(self) -> list[str]:
-        """Names of all files that may be written."""
         return [DATA, START, TUNING, *chain_files(self.chunks), *VERDICT]
 
     @property
@@ -142,11 +136,9 @@ class InferencePlan(Plan):
 
     @property
     def expected_memory(self) -> int:
-        """Expected peak of host memory of the process [bytes]; on GPUs, of the memory of each device."""
         return resources.room().needed(self.memory.peak, self.simulation.config, RUNTIME)
 
     def check(self) -> list[str]:
-        """Warnings about memory, resolution, and data that look like something else."""
         problem, tight = memory_problem(self.memory.peak, f", {self.memory.parts}", self.simulation.config)
         problem = problem or narrow_halo(self) or wrong_tuning(self)
         if problem is not None:
@@ -173,7 +165,6 @@ class InferencePlan(Plan):
         return [f"warning: {text}" for text in warnings]
 
     def lines(self) -> list[str]:
-        """Description of the inference."""
         config, settings = self.simulation.config, self.settings
         model, sampler, likelihood = settings.model, settings.sampler, settings.likelihood
         noise = getattr(likelihood, NOISES[likelihood.kind])

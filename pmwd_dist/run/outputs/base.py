@@ -185,12 +185,21 @@ class Output(Section):
         """Write the values of `measure` at a redshift, on process 0."""
 
     def write_divided(self, folder: Path, view: View) -> None:
-        """Write arrays that are divided over devices, without the density of the view. Collective."""
+        """Write arrays that are divided over devices, without the density of the view. Collective.
+
+        Raises:
+          SimulationError: they can't be drawn, or are not finite.
+        """
 
     def write_last(
         self, folder: Path, simulation: SimulationSetup, shells: Any, cone_galaxies: ConeGalaxies | None
     ) -> None:
-        """Write the files at the end of a run, whose light cone has these shells and galaxies. Collective."""
+        """Write the files at the end of a run, whose light cone has these shells and galaxies. Collective.
+
+        Raises:
+          SimulationError: displacements are too large.
+          ValueError, OSError, SharedError: a file is damaged, or can't be read or written.
+        """
 
     @classmethod
     def draw(cls, path: Path) -> Drawing:
@@ -254,16 +263,13 @@ class TableOutput(Output):
         """The figure of a table; KeyError if a column is missing."""
 
     def names(self, z: float) -> list[str]:
-        """Names of table and figure."""
         return [self.file(z, "csv"), self.file(z, "png")]
 
     def write(self, folder: Path, z: float, values: Table) -> None:
-        """Write the table."""
         write_table(folder / self.file(z, "csv"), values)
 
     @classmethod
     def draw(cls, path: Path) -> Drawing:
-        """Read the table for its figure, with its title."""
         table = read_table(path)
         try:
             return partial(titled, cls.plot(table), table.title, 14)

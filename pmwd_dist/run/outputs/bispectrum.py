@@ -49,7 +49,6 @@ class Bispectrum(TableOutput):
     triangles: Literal["all", "isosceles", "equilateral"] = about("all, isosceles or equilateral", "all")
 
     def problems(self, box: Box) -> Iterator[str]:
-        """A largest wavenumber outside of the mesh's, or of closed triangles."""
         lowest = math.sqrt(2), "first closed triangle in the box"
         return k_max_problems(self, self.k_max, box, lowest, (2 / 3, "2/3 of the Nyquist frequency"))
 
@@ -59,7 +58,6 @@ class Bispectrum(TableOutput):
         return numbers * np.dtype(jnp.result_type(float)).itemsize // config.decomposition.size
 
     def measure(self, view: View) -> Table:
-        """Bispectrum of the triangles that have modes."""
         simulation, config = view.simulation, view.simulation.config
         edges = bispectrum_edges(config, self.shells, self.k_max)
         # One mesh with the cells of a cold lattice has aliases of half the signal.
@@ -83,7 +81,6 @@ class Bispectrum(TableOutput):
 
     @classmethod
     def plot(cls, table: Table) -> Drawing:
-        """Bispectrum with tree-level theory."""
         columns = {"bispectrum": "B", "scatter": "error of B", "triangles": "triangles"}
         sides = np.stack([table[f"k{i}"] for i in (1, 2, 3)], axis=1)
         found = SimpleNamespace(k=sides, **{name: table[column] for name, column in columns.items()})

@@ -32,19 +32,12 @@ class GalaxyCatalogue(Output):
         return cls(galaxies=galaxies) if galaxies is not None and galaxies.catalogue else None
 
     def names(self, z: float) -> list[str]:
-        """Name of the file."""
         return [self.file(z, "hdf5")]
 
     def disk(self, simulation: SimulationSetup, count: int) -> int:
-        """Size of the columns."""
         return int(_BYTES * count * (self.galaxies.number_density or 0) * math.prod(simulation.config.box_size))
 
     def write_divided(self, folder: Path, view: View) -> None:
-        """Draw the galaxies, and write them.
-
-        Raises:
-          SimulationError: negative weights hold too many galaxies.
-        """
         galaxies, simulation = self.galaxies, view.simulation
         key = jax.random.fold_in(jax.random.key(simulation.seed), np.float32(view.a).view(np.uint32))
         try:

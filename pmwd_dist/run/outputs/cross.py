@@ -53,6 +53,5 @@ class Cross(TableOutput):
 
     @classmethod
     def plot(cls, table: Table) -> Drawing:
-        """r(k) and T(k)."""
         found = SimpleNamespace(k=table["k"], correlation=table["r"], transfer=table["T"], modes=table["modes"])
         return partial(plot.cross, found)

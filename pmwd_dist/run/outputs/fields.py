@@ -74,13 +74,11 @@ class Fields(Output):
     )
 
     def missing(self) -> list[str]:
-        """A compression that is not installed."""
         if self.compression != "zstd" or find_spec("hdf5plugin") is not None:
             return []
         return ['observe.fields.compression = "zstd": needs hdf5plugin; use "gzip", or `pip install hdf5plugin`']
 
     def input_problems(self, arrays: Arrays, simulation: SimulationSetup) -> list[str]:
-        """A mesh that does not divide over the devices."""
         try:
             self._config(simulation.config)
         except ArgumentError as error:
@@ -98,12 +96,10 @@ class Fields(Output):
         return replace(fine, halo=math.ceil(config.halo * max(config.cell_size) / min(fine.cell_size)))
 
     def names(self, z: float) -> list[str]:
-        """Names of the fields, the slice and the figure, and of the file of this process if there are several."""
         whole, parts = self._shared(z), self._parts(z)
         return [*whole, parts[jax.process_index()]] if parts else whole
 
     def all_names(self, z: float) -> list[str]:
-        """Names of the files of all processes."""
         return [*self._shared(z), *self._parts(z)]
 
     def _shared(self, z: float) -> list[str]:
@@ -114,7 +110,6 @@ class Fields(Output):
         return [self.file(z, f"{i}.hdf5") for i in range(count)] if count > 1 else []
 
     def disk(self, simulation: SimulationSetup, count: int) -> int:
-        """Size without compression."""
         numbers = sum(1 if kind == "density" else 3 for kind in self.quantities)
         each = np.dtype(self.precision).itemsize * math.prod(self.mesh or simulation.config.mesh_shape)
         return count * numbers * each
@@ -125,11 +120,6 @@ class Fields(Output):
         return np.dtype(jnp.result_type(float)).itemsize * numbers // config.decomposition.size
 
     def write_divided(self, folder: Path, view: View) -> None:
-        """Paint the fields component by component, and write their blocks.
-
-        Raises:
-          SimulationError: the density is not finite.
-        """
         config, particles = self._config(view.config), Particles(view.rest.disp, view.particles.vel)
         unit, mass = particles.velocity_unit(view.a), density(particles, config)
         most = float(jnp.max(mass))
@@ -182,7 +172,6 @@ class Fields(Output):
 
     @classmethod
     def draw(cls, path: Path) -> Drawing:
-        """Density of the slice and its velocity, if the run has one."""
         slab = read_arrays(path, shapes={"z": (), "sides": (2,), "thickness": ()}, remedy=RESTORE)
         title = f"redshift {slab['z']:.3g}, mean over $0 < z < {slab['thickness']:.3g}$ Mpc/$h$"
         velocity = slab["velocity"] if len(slab["velocity"]) else None

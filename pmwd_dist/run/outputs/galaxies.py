@@ -124,11 +124,9 @@ class Galaxies(TableOutput):
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        """All keys of the galaxies on a light cone."""
         return CONE if self.light_cone else ()
 
     def problems(self, box: Box) -> Iterator[str]:
-        """Operators that diverge, a selection without counts, a largest wavenumber outside of the mesh's."""
         for name in _OPERATORS:
             if getattr(self, name) and self.smoothing is None:
                 why = f"the operator of observe.galaxies.{name} diverges on an unsmoothed field"
@@ -153,11 +151,9 @@ class Galaxies(TableOutput):
         yield from k_max_problems(self, self.k_max, box)
 
     def inputs(self) -> dict[str, str]:
-        """The file of the mask."""
         return {} if self.mask is None else {_MASK: self.mask}
 
     def input_problems(self, arrays: Arrays, simulation: SimulationSetup) -> list[str]:
-        """A mask that holds no shares, or leaves nothing of the selection."""
         for values in arrays.values():
             if not (values.min() >= 0 and 0 < values.max() <= 1):
                 return [f"{_MASK} = {toml_value(self.mask)}: must hold shares from 0 to 1, and some above 0"]
@@ -180,14 +176,12 @@ class Galaxies(TableOutput):
         ]
 
     def description(self, simulation: SimulationSetup) -> str:
-        """Name, and redshifts on the light cone."""
         if self.n_z is None:
             return self.name
         low, high = self.n_z[0][0], self.n_z[-1][0]
         return f"galaxies, also on the light cone from z = {low:g} to {high:g} through shifted repetitions of the box"
 
     def measure(self, view: View) -> Table:
-        """Multipoles with their scatter and linear theory."""
         simulation, a = view.simulation, view.a
         config, cosmo = simulation.config, simulation.cosmo
         axis = self.line_of_sight if self.redshift_space else None
@@ -216,7 +210,6 @@ class Galaxies(TableOutput):
 
     @classmethod
     def plot(cls, table: Table) -> Drawing:
-        """Multipoles with linear theory."""
         return Multipoles.plot(table)
 
     def tracers(self, view: View) -> tuple[Particles, Array]:
@@ -271,19 +264,12 @@ class Counts(Output):
         return None if galaxies is None or galaxies.number_density is None else cls(galaxies=galaxies)
 
     def names(self, z: float) -> list[str]:
-        """Name of the counts."""
         return [self.file(z, "hdf5")]
 
     def disk(self, simulation: SimulationSetup, count: int) -> int:
-        """Size of the numbers."""
         return 4 * count * math.prod(simulation.config.mesh_shape)
 
     def write_divided(self, folder: Path, view: View) -> None:
-        """Draw the counts, and write them.
-
-        Raises:
-          SimulationError: the density of the galaxies is negative in so many cells that the counts lose power.
-        """
         counts = self._draw(view), {"axes": "cells along x, y, z", "window": "cloud-in-cell"}
         about = {"box_size": view.config.box_size, "units": "Mpc/h", "z": view.z}
         write_fields(folder / self.file(view.z, "hdf5"), {"counts": counts}, about)

@@ -52,7 +52,6 @@ class GalaxyCone(Output):
         return cls(galaxies=galaxies) if galaxies is not None and galaxies.light_cone else None
 
     def inputs(self) -> dict[str, str]:
-        """The file of the mask on the sky."""
         return {} if self.galaxies.sky is None else {_SKY: self.galaxies.sky}
 
     def shapes(self, mesh: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
@@ -66,7 +65,6 @@ class GalaxyCone(Output):
         return Survey(np.transpose(galaxies.n_z or ()), mask=data.get(_SKY), **options)
 
     def input_problems(self, arrays: Arrays, simulation: SimulationSetup) -> list[str]:
-        """A survey that is none, that the run does not span, or whose galaxies can't be drawn."""
         try:
             survey_extent(
                 self.survey(arrays), growth_table(simulation.cosmo), simulation.config, self.galaxies.observer
@@ -84,7 +82,6 @@ class GalaxyCone(Output):
         return [f"observe.light_cone.shift: {text}; use false for their cross-correlation"]
 
     def cone_galaxies(self, simulation: SimulationSetup, times: Sequence[float], data: Arrays) -> ConeGalaxies:
-        """No galaxies so far."""
         modes = modes_of(simulation)
         try:
             return ConeGalaxies(
@@ -100,11 +97,9 @@ class GalaxyCone(Output):
             raise SimulationError(f"observe.galaxies: {error.argument} {error.reason}") from error
 
     def last_names(self) -> list[str]:
-        """Names of the catalogue and of its figure."""
         return [_FILE, self.figure]
 
     def disk(self, simulation: SimulationSetup, count: int) -> int:
-        """Size of the columns."""
         return int(_BYTES * self.survey({}).number(simulation.cosmo))
 
     def memory(self, simulation: SimulationSetup, config: Config) -> int:
@@ -117,22 +112,15 @@ class GalaxyCone(Output):
     def write_last(
         self, folder: Path, simulation: SimulationSetup, shells: Any, cone_galaxies: ConeGalaxies | None
     ) -> None:
-        """Write the catalogue.
-
-        Raises:
-          SimulationError: displacements are too large.
-        """
         assert cone_galaxies is not None
         cone_galaxies.catalogue().save(folder / _FILE)
 
     @classmethod
     def figures(cls, folder: Path) -> Figures:
-        """The wedge, if there is a catalogue."""
         return {folder / cls.figure: partial(cls.draw, folder)} if (folder / _FILE).is_file() else {}
 
     @classmethod
     def draw(cls, path: Path) -> Drawing:
-        """The galaxies of a slice."""
         with content.opened(path / _FILE) as file:
             columns = {}
             for name in ("RA", "DEC", "Z"):

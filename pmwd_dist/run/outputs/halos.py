@@ -69,7 +69,6 @@ class Halos(TableOutput):
     )
 
     def problems(self, box: Box) -> Iterator[str]:
-        """An observer without a light cone, and a box of few particles, in all or along a side."""
         if self.observer is not None and self.light_cone is None:
             yield "observe.halos.observer: has no effect without a light_cone; leave it out"
         if self.min_particles > (count := math.prod(box.particles or box.mesh)):
@@ -80,7 +79,6 @@ class Halos(TableOutput):
             yield f"observe.halos.linking_length = {self.linking_length}: {limit}; use more box.particles"
 
     def input_problems(self, arrays: Arrays, simulation: SimulationSetup) -> list[str]:
-        """An observer outside of the box, or a light cone that repeats the box too often."""
         try:
             check_reach(self.light_cone or 0.0, simulation.cosmo, simulation.config, self.observer)
         except ArgumentError as error:
@@ -89,11 +87,9 @@ class Halos(TableOutput):
         return []
 
     def last_names(self) -> list[str]:
-        """Name of the halos on the light cone."""
         return [] if self.light_cone is None else [_CONE]
 
     def names(self, z: float) -> list[str]:
-        """Names of table, figure and catalogues."""
         return [*super().names(z), self.file(z, "hdf5"), *([self.file(z, "swift.hdf5")] if self.swift else [])]
 
     def disk(self, simulation: SimulationSetup, count: int) -> int:
@@ -107,7 +103,6 @@ class Halos(TableOutput):
         return _PARTICLE * math.prod(config.particle_shape) // config.decomposition.size
 
     def measure(self, view: View) -> Any:
-        """Catalogue and mass function."""
         simulation, config = view.simulation, view.config
         options: Any = {"linking_length": self.linking_length, "min_particles": self.min_particles, "a": view.a}
         halos = friends_of_friends(view.particles, simulation.cosmo, config, **options)
@@ -119,7 +114,6 @@ class Halos(TableOutput):
         return halos, table, simulation
 
     def write(self, folder: Path, z: float, values: Any) -> None:
-        """Write catalogues and table."""
         halos, table, simulation = values
         halos.write(folder / self.file(z, "hdf5"))
         if self.swift:
@@ -127,11 +121,6 @@ class Halos(TableOutput):
         super().write(folder, z, table)
 
     def write_last(self, folder: Path, simulation: SimulationSetup, shells: Any, cone_galaxies: Any) -> None:
-        """Write the halos on the light cone, from the catalogues of the folder.
-
-        Raises:
-          ValueError, OSError, SharedError: a catalogue is damaged, or a file can't be read or written.
-        """
         with raise_on_all_processes():
             if self.light_cone is not None and distributed.is_main():
                 every = [read_halos(path.with_suffix(".hdf5")) for _, path in self.data(folder)]
@@ -141,7 +130,6 @@ class Halos(TableOutput):
 
     @classmethod
     def plot(cls, table: Table) -> Drawing:
-        """The mass function."""
         columns = (table[name] for name in ("mass", "dn/dlnM", "error", "halos"))
         found = SimpleNamespace(**dict(zip(("mass", "density", "error", "number"), columns, strict=True)))
         return partial(plot.mass_function, found, table.columns.get(_FIT))

@@ -163,7 +163,6 @@ class LightCone(Output):
     nside: int = about("pixels along the side of a HEALPix base pixel, of a sphere", 128, ge=1, le=1 << 13)
 
     def problems(self, box: Any) -> Iterator[str]:
-        """Sources and bins at once, keys of the other sky, or sources that have the same name in tables."""
         del box
         if self.sources is not None and self.bins is not None:
             yield "observe.light_cone.bins: hold the sources; leave observe.light_cone.sources out"
@@ -174,7 +173,6 @@ class LightCone(Output):
             yield f"observe.light_cone.sources = {toml_value(list(self.lensed))}: must be different redshifts"
 
     def columns(self) -> dict[str, tuple[np.ndarray, ...]]:
-        """Redshift distributions of the bins."""
         return {} if self.bins is None else {"bins": tuple(x for one in self.bins for x in one.n_z)}
 
     @property
@@ -235,7 +233,6 @@ class LightCone(Output):
         return {"field": side, "pixels": self.rays, "offsets": random_offsets(cone, seed) if self.shift else None}
 
     def warnings(self, simulation: SimulationSetup) -> list[str]:
-        """Warnings about thick shells, and sources for which they leave out a part of the lensing weight."""
         cone: Any = simulation.light_cone
         found = (coverage_warning(cone, growth_table(simulation.cosmo), z) for z in self.lensed)
         texts = [text for text in found if text is not None]
@@ -244,7 +241,6 @@ class LightCone(Output):
         return [f"observe.light_cone.edges: {text}" for text in texts]
 
     def description(self, simulation: SimulationSetup) -> str:
-        """Number and distances of the shells, and the loss of large scales."""
         cone: Any = simulation.light_cone
         count, near, far = len(cone.edges) - 1, cone.edges[0], cone.edges[-1]
         lost = share_beyond_box(_LARGE, lambda k: np.nan_to_num(simulation.linear_power(k)), simulation.cosmo, cone)
@@ -258,21 +254,13 @@ class LightCone(Output):
         return self.sky == "flat" or self.nside <= _LARGEST_NSIDE
 
     def last_names(self) -> list[str]:
-        """Names of maps, spectra and figure."""
         return [_MAPS, *([_POWER] if self._has_harmonics else []), self.figure]
 
     def disk(self, simulation: SimulationSetup, count: int) -> int:
-        """Size of the shells."""
         cone: Any = simulation.light_cone
         return 4 * shells_like(cone).size
 
     def write_last(self, folder: Path, simulation: SimulationSetup, shells: Array, cone_galaxies: Any) -> None:
-        """Write the shells, and the convergence, shear and spectra of each source.
-
-        Raises:
-          SimulationError: the maps are not finite.
-          OSError, SharedError: a file can't be written.
-        """
         cone: Any = simulation.light_cone
         view = self.view(cone, simulation.seed)
         means = [_mean(*x) if isinstance(x, tuple) else x for x in self.lensed]
@@ -336,12 +324,10 @@ class LightCone(Output):
 
     @classmethod
     def figures(cls, folder: Path) -> Figures:
-        """The figure of the maps, if there are any."""
         return {folder / cls.figure: partial(cls.draw, folder)} if (folder / _MAPS).is_file() else {}
 
     @classmethod
     def draw(cls, path: Path) -> Drawing:
-        """Convergence of each source, and its power."""
         table = read_table(path / _POWER) if (path / _POWER).is_file() else None
         with content.opened(path / _MAPS) as file:
             maps, sources = _maps(file, "convergence"), content.values(file, "sources").tolist()

@@ -44,11 +44,9 @@ class Multipoles(TableOutput):
     k_max: float | None = K_MAX
 
     def problems(self, box: Box) -> Iterator[str]:
-        """A largest wavenumber outside of the mesh's."""
         return k_max_problems(self, self.k_max, box)
 
     def measure(self, view: View) -> Table:
-        """Multipoles with their scatter and linear theory."""
         simulation, a, axis = view.simulation, view.a, self.line_of_sight
         config = simulation.config
         moved = redshift_space(view.particles, simulation.cosmo, config, line_of_sight=axis, a=a)
@@ -61,7 +59,6 @@ class Multipoles(TableOutput):
 
     @classmethod
     def plot(cls, table: Table) -> Drawing:
-        """Multipoles with linear theory."""
         measured, linear = (
             SimpleNamespace(
                 k=table["k"], modes=table["modes"], poles=POLES, power=[table[f"{kind}P{pole}"] for pole in POLES]

@@ -36,13 +36,11 @@ class PDF(TableOutput):
     bins: int = about("number of densities, equidistant in their logarithm", 60, ge=2, le=10_000)
 
     def problems(self, box: Box) -> Iterator[str]:
-        """An empty range."""
         if self.high <= self.low:
             least = f"must be greater than observe.pdf.low = {self.low:g}"
             yield f"observe.pdf.high = {self.high}: {least}; for example 100.0"
 
     def measure(self, view: View) -> Table:
-        """Probability density and number of cells of each density."""
         config, density = view.simulation.config, view.density
         values = np.geomspace(self.low, self.high, self.bins)
         field = smoothed(density, config, self.smoothing) if self.smoothing else density
@@ -55,6 +53,5 @@ class PDF(TableOutput):
 
     @classmethod
     def plot(cls, table: Table) -> Drawing:
-        """The distribution."""
         found = SimpleNamespace(values=table["density"], density=table["probability density"], cells=table["cells"])
         return partial(plot.pdf, found)

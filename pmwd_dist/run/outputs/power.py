@@ -35,7 +35,6 @@ class Power(Output):
     )
 
     def names(self, z: float) -> list[str]:
-        """Names of the table, and of the figure of all redshifts."""
         return [self.file(z, "csv"), self.figure]
 
     def measure(self, view: View) -> Table:
@@ -54,7 +53,6 @@ class Power(Output):
         return found
 
     def write(self, folder: Path, z: float, values: Table) -> None:
-        """Write the table."""
         write_table(folder / self.file(z, "csv"), values)
 
     @classmethod
@@ -69,7 +67,6 @@ class Power(Output):
 
     @classmethod
     def draw(cls, path: Path) -> Drawing:
-        """P(k) with linear theory at each redshift, and their ratio below."""
         spectra = cls.read(path)
         measured = [SimpleNamespace(**table.columns) for table in spectra.values()]
         linear = [table["linear power"] for table in spectra.values()]

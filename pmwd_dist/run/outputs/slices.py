@@ -39,7 +39,6 @@ class Slices(Output):
         return cls(thickness=section.slice_thickness) if section.slice_thickness else None
 
     def names(self, z: float) -> list[str]:
-        """Names of density and figure."""
         return [self.file(z, "npz"), self.file(z, "png")]
 
     def measure(self, view: View) -> Arrays:
@@ -55,7 +54,6 @@ class Slices(Output):
         return {name: np.asarray(value) for name, value in values.items()}
 
     def write(self, folder: Path, z: float, values: Arrays) -> None:
-        """Write the density."""
         write_arrays(folder / self.file(z, "npz"), values, {})
 
     @classmethod
@@ -67,7 +65,6 @@ class Slices(Output):
 
     @classmethod
     def draw(cls, path: Path) -> Drawing:
-        """The density, with redshift and thickness."""
         slab = cls.read(path)
         title = f"redshift {slab['z']:.3g}, mean over $0 < z < {slab['thickness']:.3g}$ Mpc/$h$"
         return partial(titled, partial(plot.density, slab["density"], slab["sides"].tolist()), title, 15)

@@ -35,7 +35,6 @@ class Snapshot(Output):
         return cls(format=section.snapshot, precision=section.precision, compression=section.compression)
 
     def problems(self, box: Box) -> Iterator[str]:
-        """A box that the format does not hold."""
         if self.format == "gadget" and len(set(box.size)) > 1:
             yield (
                 f'output.snapshot = "gadget": the format holds cubic boxes only, and box.size = '
@@ -43,27 +42,22 @@ class Snapshot(Output):
             )
 
     def missing(self) -> list[str]:
-        """A compression that is not installed."""
         if self.compression is None or find_spec("hdf5plugin") is not None:
             return []
         return ['output.compression = "zstd": needs hdf5plugin; install it with `pip install hdf5plugin`']
 
     def names(self, z: float) -> list[str]:
-        """Name of the file of this process."""
         return [self.all_names(z)[jax.process_index()]]
 
     def all_names(self, z: float) -> list[str]:
-        """Names of the files of all processes."""
         count = jax.process_count()
         return [self.file(z, suffix) for suffix in (["hdf5"] if count == 1 else [f"{i}.hdf5" for i in range(count)])]
 
     def disk(self, simulation: SimulationSetup, count: int) -> int:
-        """Size without compression, at most."""
         each = snapshots.FORMATS[self.format].of(self.precision).bytes_per_particle
         return count * each * math.prod(simulation.config.particle_shape)
 
     def write_divided(self, folder: Path, view: View) -> None:
-        """Write the particles."""
         options: Any = {"format": self.format, "precision": self.precision, "compression": self.compression}
         path, cosmo = folder / self.file(view.z, "hdf5"), view.simulation.cosmo
         snapshots.save_snapshot(path, view.particles, cosmo, view.config, view.a, **options)

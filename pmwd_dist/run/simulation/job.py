@@ -132,11 +132,9 @@ class SimulationJob(SimulationPlan, Job):
     """A simulation and its loop."""
 
     def find_checkpoint(self) -> Any:
-        """The last checkpoint and its description; None if there is none. Collective."""
         return find_checkpoint(self)
 
     def work(self, log: Log, control: Control, checkpoint: Any) -> None:
-        """Take all steps from a checkpoint, or from the initial conditions. Collective."""
         run(self, log, control, checkpoint)
         if distributed.is_main():
             try:
@@ -145,7 +143,6 @@ class SimulationJob(SimulationPlan, Job):
                 log.warn(f"figures are missing: {message(error)}; `pmwd-dist report {self.folder}` draws them")
 
     def draw(self) -> None:
-        """Wait for the figures, and draw the ones that are missing."""
         if self.settings.output.figures:
             with part("output: waiting"):
                 drawing.finish(figures(self.folder, self.files))

@@ -40,11 +40,6 @@ class SimulationPlan(Plan):
 
     @classmethod
     def of(cls, settings: SimulationSettings, folder: Path) -> Self:
-        """The run of these settings.
-
-        Raises:
-          SettingsError: the settings don't fit the devices or the files.
-        """
         simulation = build(settings)
         data = _read_inputs(settings, simulation) | read_noise(settings)
         simulation = replace(simulation, field=data.get(NOISE))
@@ -52,7 +47,6 @@ class SimulationPlan(Plan):
         return cls(settings, simulation, folder, tuple(times.tolist()), data=data)
 
     def of_main(self) -> Self:
-        """The run with the time steps of process 0. Collective."""
         return replace(self, times=tuple(np.asarray(from_main(np.asarray(self.times))).tolist()))
 
     @cached_property
@@ -98,12 +92,10 @@ class SimulationPlan(Plan):
 
     @property
     def expected_memory(self) -> int:
-        """Expected peak of host memory of one process [bytes]; on GPUs, of the memory of each device."""
         return resources.room().needed(max(self.stages.values()), self.simulation.config)
 
     @property
     def files(self) -> list[str]:
-        """Names of the results."""
         return [name for z in self.outputs.values() for name in self.all_names_at(z)] + self.last_names
 
     def names_at(self, z: float) -> list[str]:
@@ -124,7 +116,6 @@ class SimulationPlan(Plan):
         return [name for name in names if self.settings.output.figures or not name.endswith(".png")]
 
     def check(self) -> list[str]:
-        """Warnings that memory or disk may not suffice, or that the time steps lose growth."""
         problem, *warnings = memory_problem(self)
         problems = [problem] if problem else []
         problems += [text for output in self.results for text in output.missing()]
@@ -145,7 +136,6 @@ class SimulationPlan(Plan):
         return [f"warning: {text}" for text in (*warnings, accuracy.growth_warning(simulation, self.times)) if text]
 
     def lines(self) -> list[str]:
-        """Description of the run."""
         config, settings = self.simulation.config, self.settings
         redshifts = ", ".join(f"{z:.4g}" for z in sorted(self.outputs.values(), reverse=True))
         snapshots = "no" if settings.output.snapshot == "none" else settings.output.snapshot
@@ -165,7 +155,6 @@ class SimulationPlan(Plan):
         return [*lines, self.device_line, f"expected    {self.memory_text}, {size(self.expected_disk)} of disk"]
 
     def memory_lines(self) -> list[str]:
-        """Memory on the current devices in the stage that needs most, and the largest mesh that fits."""
         config, limit = self.simulation.config, resources.room().for_arrays(self.simulation.config)
         stage, need = max(self.stages.items(), key=lambda item: item[1])
         factor = (limit / need) ** (1 / 3)
