@@ -49,14 +49,11 @@ def reading(path: Path, remedy: str = RESTORE) -> Generator[None]:
         raise
     except FileNotFoundError as error:
         raise ArrayFileError(f"{path}: is missing; {remedy}") from error
+    except KeyError as error:
+        raise ArrayFileError(f"{path}: lacks {error.args[0]!r}; {remedy}") from error
     except Exception as error:
-        raise ArrayFileError(f"{path}: {_cause(error)}; {remedy}") from error
-
-
-def _cause(error: Exception) -> str:
-    if isinstance(error, KeyError):
-        return f"lacks {error.args[0]!r}"
-    return str(error) if isinstance(error, _Content | ArgumentError) else "is damaged"
+        cause = error if isinstance(error, _Content | ArgumentError) else "is damaged"
+        raise ArrayFileError(f"{path}: {cause}; {remedy}") from error
 
 
 def write_arrays(path: Path, arrays: Arrays, about: About) -> None:

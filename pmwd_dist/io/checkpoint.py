@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections import defaultdict
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ _OWN = re.compile(r"\d+\.npz|\.\d+\.npz\.part")
 REMEDY = "remove this checkpoint to start over"
 
 Box = tuple[tuple[int, int], ...]  # first and end element along each axis
+Block = tuple[ArrayFile, str, Box]  # its file, its name there, and its place in the array
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -145,31 +147,19 @@ def _blocks(leaves: list[jax.Array]) -> dict[str, np.ndarray]:
     }
 
 
-def _place(name: str) -> tuple[int, Box]:
-    leaf, _, place = name.partition("@")
-    pairs = [edges.split(":") for edges in place.split(",") if edges]
-    return int(leaf), tuple((int(low), int(high)) for low, high in pairs)
-
-
-def _index(parts: list[ArrayFile]) -> dict[int, list[tuple[ArrayFile, str, Box]]]:
-    """Blocks by array index: the file, the name in the file, and the box in the array."""
-    where: dict[int, list[tuple[ArrayFile, str, Box]]] = {}
+def _index(parts: list[ArrayFile]) -> dict[int, list[Block]]:
+    """Blocks by array index."""
+    where = defaultdict[int, list[Block]](list)
     for part in parts:
         for name in part.names:
             with part.reading():
-                leaf, box = _place(name)
-            where.setdefault(leaf, []).append((part, name, box))
+                leaf, _, place = name.partition("@")
+                pairs = [edges.split(":") for edges in place.split(",") if edges]
+                where[int(leaf)].append((part, name, tuple((int(low), int(high)) for low, high in pairs)))
     return where
 
 
-def _block(part: ArrayFile, name: str, box: Box, dtype: np.dtype) -> np.ndarray:
-    values = part.read(name)
-    if values.shape != tuple(high - low for low, high in box) or values.dtype != dtype:
-        raise part.error(f"is damaged: {name} is of shape {values.shape} and type {values.dtype}")
-    return values
-
-
-def _assemble(path: Path, blocks: list[tuple[ArrayFile, str, Box]], like: Any) -> jax.Array:
+def _assemble(path: Path, blocks: list[Block], like: Any) -> jax.Array:
     """An array with the sharding of `like`; each device reads only the blocks that overlap with its own."""
 
     def read(index: Any) -> np.ndarray:
@@ -179,7 +169,10 @@ def _assemble(path: Path, blocks: list[tuple[ArrayFile, str, Box]], like: Any) -
         for part, name, box in blocks:
             common = tuple((max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(mine, box, strict=True))
             if all(low < high for low, high in common):
-                out[_within(common, mine)] = _block(part, name, box, out.dtype)[_within(common, box)]
+                values = part.read(name)
+                if values.shape != tuple(high - low for low, high in box) or values.dtype != out.dtype:
+                    raise part.error(f"is damaged: {name} is of shape {values.shape} and type {values.dtype}")
+                out[_within(common, mine)] = values[_within(common, box)]
                 missing -= math.prod(high - low for low, high in common)
         if missing:
             raise ArrayFileError(f"{path}: incomplete ({missing} elements are missing); {REMEDY}")

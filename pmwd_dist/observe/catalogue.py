@@ -59,9 +59,7 @@ class Catalogue:
         Raises:
           OSError: the file can't be written; it is absent then.
         """
-        with distributed.raise_on_all_processes():
-            if distributed.is_main():
-                self.write(Path(path))
+        distributed.on_main(self.write, Path(path))
 
     def write(self, path: Path) -> None:
         """`save` on this process alone."""

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
@@ -359,6 +359,13 @@ def raise_on_all_processes() -> Generator[None]:
     first, text = next(((i, text) for i, text in enumerate(exchange(text)) if text), (0, ""))
     if text:
         raise SharedError(f"process {first}: {text}" if first else text) from error
+
+
+def on_main(do: Callable[..., object], *arguments: Any) -> None:
+    """Call a function on process 0 alone; its error is raised on all processes, as SharedError. Collective."""
+    with raise_on_all_processes():
+        if is_main():
+            do(*arguments)
 
 
 def _problem_of_mpi() -> str:

@@ -127,7 +127,7 @@ def test_what_does_not_fit_is_said_with_what_does(
     assert line.startswith("pmwd-dist: box.mesh: the inference needs about 2.5")  # and the key once
     assert line.endswith("; use a smaller mesh, or fewer sampler.chains")
     monkeypatch.setattr(resources, "available_memory", lambda: (2_400_000_000, 3_000_000_000))
-    assert "2.4 GB of it free: it may be killed" in plan_of(tmp_path / "run", text=TIGHT).check()[0]
+    assert "has 2.4 GB free: it may be killed" in plan_of(tmp_path / "run", text=TIGHT).check()[0]
     monkeypatch.setattr(resources, "device_limit", lambda: 1000)
     with pytest.raises(SettingsError, match="the inference needs about .* and a device has 1 kB; use a smaller mesh"):
         plan_of(tmp_path / "run", text=TIGHT)

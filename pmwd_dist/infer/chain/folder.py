@@ -18,7 +18,7 @@ import numpy as np
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.chain.chain import Chain, Moments
 from pmwd_dist.io.arrays import ArrayFile, Arrays, fingerprint, reading, write_arrays
-from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes, to_host
+from pmwd_dist.parallel.distributed import is_main, on_main, raise_on_all_processes, to_host
 
 
 def load_chain(path: str | Path) -> Chain:
@@ -94,9 +94,7 @@ class ChainFolder:
 
     def write_state(self, state: Arrays) -> None:
         """Replace the state alone. Collective."""
-        with raise_on_all_processes():
-            if is_main():
-                write_arrays(self._state, state, {"identity": self.identity, "last": self._last})
+        on_main(write_arrays, self._state, state, {"identity": self.identity, "last": self._last})
 
     def begin_again(self, state: Arrays) -> None:
         """Replace the state by one without chunks, and remove the chunks. Collective."""

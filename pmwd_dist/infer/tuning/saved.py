@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer.chain.folder import around_difference, chain_files, identity_of
 from pmwd_dist.io.arrays import ArrayFile, Arrays, write_arrays
-from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes
+from pmwd_dist.parallel.distributed import on_main
 
 _STATE = chain_files(0)[0]
 _REMEDY = "tune chains again"
@@ -45,9 +45,7 @@ class SavedTuning(NamedTuple):
         Examples:
           >>> infer.load_tuning("runs/mock_0").save("tuning.npz")
         """
-        with raise_on_all_processes():
-            if is_main():
-                write_arrays(Path(path), self.arrays, {"identity": self.identity})
+        on_main(write_arrays, Path(path), self.arrays, {"identity": self.identity})
 
     def check(self, identity: dict[str, str]) -> None:
         """Raise ArgumentError unless this is the tuning of a model and a sampler of these descriptions."""

@@ -144,7 +144,8 @@ def check_storage(data: Dataset, path: str) -> None:
     if data.chunks is None:
         complete = data.id.get_storage_size() >= size
     else:
-        check_chunk(math.prod(data.chunks) * data.dtype.itemsize, size, path)
+        if (chunk := math.prod(data.chunks) * data.dtype.itemsize) > max(8 * size, _MOST_CHUNK):
+            raise Malformed(f"has {path} in chunks of {chunk / 1e6:.0f} MB, much more than all its values")
         expected = math.prod(-(-n // c) for n, c in zip(data.shape, data.chunks, strict=True))
         complete = data.id.get_num_chunks() == expected
     unfiltered = len(codes) - bool(data.fletcher32) == 0
@@ -157,26 +158,7 @@ def _filters(data: Dataset) -> list[tuple[int, tuple[int, ...]]]:
     return [(code, values) for code, _, values, _ in map(properties.get_filter, range(properties.get_nfilters()))]
 
 
-def check_chunk(size: int, whole: int, path: str) -> None:
-    """Raise Malformed if chunks of `size` bytes are much larger than their array of `whole` bytes."""
-    if size > max(8 * whole, _MOST_CHUNK):
-        raise Malformed(f"has {path} in chunks of {size / 1e6:.0f} MB, much more than all its values")
-
-
-def check_stored(size: int, chunk: bytes, codec: str, path: str, *, whole: bool) -> None:
-    """Raise Malformed if a chunk of `size` bytes, compressed by `codec`, unpacks to much more than that, or to less.
-
-    HDF5 leaves memory as it was where a chunk unpacks to less. Chunks that are `whole` have no numbers of fewer bits.
-    """
-    most = 2 * size + (1 << 12)  # filters may widen the numbers
-    unpacked = unpacked_size(codec, chunk, most)
-    if max(len(chunk), unpacked) > most:
-        raise Malformed(f"is damaged: a chunk of {path} unpacks to more than its {size} bytes")
-    if whole and codec != "lzf" and unpacked < size:
-        raise Malformed(f"is damaged: a chunk of {path} unpacks to less than its {size} bytes")
-
-
-def unpacked_size(codec: str, chunk: bytes, most: int) -> int:
+def _unpacked_size(codec: str, chunk: bytes, most: int) -> int:
     """Unpacked size of a chunk, or a number above `most` if it is larger; 0 where the codec bounds it.
 
     An empty codec is that of chunks which are stored as they are.
@@ -196,17 +178,26 @@ def unpacked_size(codec: str, chunk: bytes, most: int) -> int:
 
 
 def _check_chunks(data: Dataset, low: int, high: int) -> None:
-    """Check the compressed chunks of these rows before HDF5 unpacks them."""
+    """Raise Malformed if a compressed chunk of these rows unpacks to much more than its size, or to less.
+
+    HDF5 leaves memory as it was where a chunk unpacks to less.
+    """
     codecs = [(i, _CODECS[code]) for i, (code, _) in enumerate(_filters(data)) if code in _CODECS]
     if not codecs:
         return
     (place, codec), size = codecs[0], math.prod(data.chunks) * data.dtype.itemsize
     starts = [range(0, n, c) for n, c in zip(data.shape, data.chunks, strict=True)]
     starts[0] = range(low - low % data.chunks[0], min(high, data.shape[0]), data.chunks[0])
-    whole = not any(code in _COUNTED for code, _ in _filters(data))
+    most = 2 * size + (1 << 12)  # filters may widen the numbers
+    fewer_bits = codec == "lzf" or any(code in _COUNTED for code, _ in _filters(data))
     for offset in itertools.product(*starts):
         skipped, chunk = data.id.read_direct_chunk(offset)
-        check_stored(size, chunk, "" if skipped >> place & 1 else codec, path_of(data), whole=whole)
+        is_stored = skipped >> place & 1
+        unpacked = _unpacked_size("" if is_stored else codec, chunk, most)
+        too_short = unpacked < size and (is_stored or not fewer_bits)
+        if too_short or max(len(chunk), unpacked) > most:
+            amount = "less" if too_short else "more"
+            raise Malformed(f"is damaged: a chunk of {path_of(data)} unpacks to {amount} than its {size} bytes")
 
 
 def rows(data: Dataset, low: int, high: int | None) -> np.ndarray:
@@ -216,6 +207,13 @@ def rows(data: Dataset, low: int, high: int | None) -> np.ndarray:
         return np.asarray(data[low:high])
     except Exception as error:
         raise Malformed(f"is damaged: the values of {data.name} can't be read, or their checksum is wrong") from error
+
+
+def numbers(group: Group, name: str) -> np.ndarray:
+    """All values of an array of any shape, in double precision."""
+    data = member(group, name, DATASET)
+    check_storage(data, path_of(group, name))
+    return rows(data, 0, None).astype(float)
 
 
 def path_of(group: Group, name: str = "") -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from pmwd_dist.config import Vector3
 from pmwd_dist.io.snapshot import content, units
-from pmwd_dist.io.snapshot.content import GROUP, File, Group, Malformed, opened
+from pmwd_dist.io.snapshot.content import GROUP, File, Malformed, opened
 from pmwd_dist.io.snapshot.units import Unit
 from pmwd_dist.parallel.decomposition import Shape3
 
@@ -94,7 +94,8 @@ def named_background(path: Path) -> dict[str, float]:
     Where a file names Omega_m and Omega_lambda, their sum gives the curvature, up to radiation.
     """
     with opened(path) as file:
-        tabulated = content.has(file, "Cosmology") and _is_nan(content.member(file, "Cosmology", GROUP), "w_0")
+        own = content.member(file, "Cosmology", GROUP).attrs if content.has(file, "Cosmology") else {}
+        tabulated = bool(np.isnan(own.get("w_0", 0.0)).all())
         places = {name: x for name, x in _BACKGROUND.items() if not (tabulated and name in ("w0", "wa"))}
         found = {name: _first(file, x, -1e3, 1e3) for name, x in places.items()} | {"Omega_m": _matter(file)}
         dark = _first(file, _OMEGA_LAMBDA, -1e3, 1e3)
@@ -218,14 +219,6 @@ def _matter(file: File) -> float:
     """Density of matter; SWIFT names neutrinos with mass apart."""
     neutrinos = _first(file, ("Cosmology:Omega_nu_0",), *_OMEGA)
     return _first(file, _OMEGA_M, *_OMEGA) + (0.0 if math.isnan(neutrinos) else neutrinos)
-
-
-def _is_nan(group: Group, name: str) -> bool:
-    if name not in group.attrs:
-        return False
-    attribute = group.attrs.get_id(name)
-    one = attribute.dtype.kind == "f" and attribute.shape in ((), (1,))
-    return one and bool(np.isnan(group.attrs[name]).all())
 
 
 def _read_shapes(file: File, counts: Sequence[int], *, indexed: bool) -> tuple[Shape3, Shape3]:

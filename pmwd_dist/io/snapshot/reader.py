@@ -9,6 +9,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,12 +123,6 @@ def _sample(files: Sequence[Path], header: SnapshotHeader) -> tuple[dict[Column,
     return dict(zip(columns, numbers, strict=True)), x
 
 
-_ROUNDED = (
-    "IDs and order of the particles follow no lattice, and displacements are too large to find sites from positions; "
-    "start from an earlier time, or write IDs in the order of the lattice"
-)
-
-
 def load_snapshot(
     path: str | Path, config: Config | None = None, *, length_unit: LengthUnit | None = None
 ) -> tuple[Particles, SnapshotHeader]:
@@ -174,24 +169,44 @@ def load_snapshot(
     return read_particles(files, header, sites, config), header
 
 
-def read_particles(files: Sequence[Path], header: SnapshotHeader, sites: Sites, config: Config) -> Particles:
+def read_particles(files: Sequence[Path], header: SnapshotHeader, rule: Sites, config: Config) -> Particles:
     """The particles of type 1 on their sites, divided over the devices. Collective."""
-    shape, dtype = (*config.particle_shape, 3), jnp.result_type(float)
+    shape, dtype = config.particle_shape, jnp.result_type(float)
+
+    def block(column: Column, index: Any) -> np.ndarray:
+        """Displacements [Mpc/h] or momenta [Mpc/h] of the lattice sites of one device."""
+        low = [s.start or 0 for s in index[:3]]
+        high = [n if s.stop is None else s.stop for s, n in zip(index[:3], shape, strict=True)]
+        values = np.full((*np.subtract(high, low), 3), np.nan, dtype)
+        places = [POSITIONS] if rule.column is None and column is not POSITIONS else []
+        for numbers, *others, rows in chunks(files, header, 1, (rule.column or ORDER, *places, column)):
+            if header.indexed and len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < header.counts[1]:
+                raise ValueError(f"{files[0]}: holds other particle IDs than its header says")
+            sites = rule.of(numbers, others[0] if others else rows, config)
+            mine = np.logical_and.reduce([(s >= a) & (s < b) for s, a, b in zip(sites, low, high, strict=True)])
+            sites, x = ([site[mine] for site in sites], rows[mine]) if not mine.all() else (sites, rows)
+            # Peculiar velocities [km/s] become momenta.
+            x = displacements(x, sites, config) if column is POSITIONS else x * (header.a / KM_S_PER_H0)
+            values[tuple(site - first for site, first in zip(sites, low, strict=True))] = x
+        return values
 
     def array(column: Column) -> jax.Array:
-        def read(index: Any) -> np.ndarray:
-            return _read_block(files, column, header, sites, index, config, dtype)
-
-        return jax.make_array_from_callback(shape, config.decomposition.sharding, read)
+        return jax.make_array_from_callback((*shape, 3), config.decomposition.sharding, partial(block, column))
 
     with raise_on_all_processes():
         particles = Particles(array(POSITIONS), array(VELOCITIES))
     count = jit(lambda disp: jnp.isnan(disp[..., 0]).sum(), out_shardings=config.decomposition.replicated)
     if missing := int(count(particles.disp)):
-        raise ValueError(
-            f"{files[0]}: {missing} sites of the lattice of {config.particle_shape} lack particles, and others have "
-            f"several: {_ROUNDED if sites.column is None else 'some IDs are there twice'}"
+        why = (
+            "some IDs are there twice"
+            if rule.column is not None
+            else (
+                "IDs and order of the particles follow no lattice, and displacements are too large to find sites from "
+                "positions; start from an earlier time, or write IDs in the order of the lattice"
+            )
         )
+        lack = f"{missing} sites of the lattice of {shape} lack particles, and others have several"
+        raise ValueError(f"{files[0]}: {lack}: {why}")
     return particles.made_for(config, header.a)
 
 
@@ -201,30 +216,3 @@ def check_memory(path: Path, config: Config) -> None:
     need, (_, total) = each * math.prod(config.particle_shape) / jax.process_count(), available_memory()
     if need > total:
         raise ValueError(f"{path}: its particles need {size(need)} of memory, and this machine has {size(total)}")
-
-
-def _read_block(
-    files: Sequence[Path],
-    column: Column,
-    header: SnapshotHeader,
-    rule: Sites,
-    index: tuple[slice, ...],
-    config: Config,
-    dtype: Any,
-) -> np.ndarray:
-    """Displacements [Mpc/h] or momenta [Mpc/h] of the lattice sites of one device."""
-    shape = config.particle_shape
-    low = [s.start or 0 for s in index[:3]]
-    high = [n if s.stop is None else s.stop for s, n in zip(index[:3], shape, strict=True)]
-    block = np.full((*np.subtract(high, low), 3), np.nan, dtype)
-    places = [POSITIONS] if rule.column is None and column is not POSITIONS else []
-    for numbers, *others, values in chunks(files, header, 1, (rule.column or ORDER, *places, column)):
-        if header.indexed and len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < header.counts[1]:
-            raise ValueError(f"{files[0]}: holds other particle IDs than its header says")
-        sites = rule.of(numbers, others[0] if others else values, config)
-        mine = np.logical_and.reduce([(s >= a) & (s < b) for s, a, b in zip(sites, low, high, strict=True)])
-        sites, x = ([site[mine] for site in sites], values[mine]) if not mine.all() else (sites, values)
-        # Peculiar velocities [km/s] become momenta.
-        x = displacements(x, sites, config) if column is POSITIONS else x * (header.a / KM_S_PER_H0)
-        block[tuple(site - first for site, first in zip(sites, low, strict=True))] = x
-    return block

@@ -27,7 +27,7 @@ from pmwd_dist.io.snapshot.base import (
     id_type,
 )
 from pmwd_dist.io.snapshot.units import CM_PER_MPC, GRAM_PER_MASS
-from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes
+from pmwd_dist.parallel.distributed import on_main
 
 _SECOND = CM_PER_MPC / 1e5  # Mpc s/km
 _UNKNOWN = ("Git Branch", "Git Revision", "Git Date", "Compiler Name", "Compiler Version", "MPI library")
@@ -178,9 +178,7 @@ def save_groups(path: str | Path, halos: Any, cosmo: Any, config: Config) -> Non
     if tuple(box := halos.about["box_size [Mpc/h]"]) != config.box_size:
         constraint = f"has a box of {tuple(box)} Mpc/h, and the config of {config.box_size}"
         raise ArgumentError("halos", halos, constraint, "pass their config", show_value=False)
-    with raise_on_all_processes():
-        if is_main():
-            write_groups(Path(path), halos, cosmo, config)
+    on_main(write_groups, Path(path), halos, cosmo, config)
 
 
 def write_groups(path: Path, halos: Any, cosmo: Any, config: Config) -> None:

@@ -6,15 +6,14 @@ import json
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
-from typing import Any
+from typing import Any, NamedTuple
 
 from pmwd_dist._files import append_text, atomic_write, read_bytes, read_text, temporary
 from pmwd_dist.io.arrays import ArrayFileError
 from pmwd_dist.parallel import distributed
-from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
+from pmwd_dist.parallel.distributed import SharedError, on_main, raise_on_all_processes
 from pmwd_dist.run.common import lock, manifest
 from pmwd_dist.run.common.fingerprint import Identity, differences, identity
 from pmwd_dist.run.common.lock import folder_lock
@@ -39,19 +38,25 @@ def prepare_folder(job: Plan, *, overwrite: bool = False) -> None:
       OSError: the folder or a file can't be written.
       SharedError: one of these, where there are several processes.
     """
-    with raise_on_all_processes():
-        if distributed.is_main():
-            folder = job.folder
-            if folder.exists() and not folder.is_dir():
-                raise ValueError(f"{folder}: is a file; choose another --output")
-            if _content(folder) and manifest.NAME not in _content(folder):
-                raise ValueError(f"{folder}: not empty, and not the folder of a run; choose another --output")
-            if (folder / ROWS).is_dir():
-                raise ValueError(f"{folder}: the folder of an ensemble; choose another --output")
-            folder.mkdir(parents=True, exist_ok=True)
-            with folder_lock(folder):
-                _check_content(job, overwrite=overwrite)
-                _write_config(job)
+    on_main(_prepare, job, overwrite)
+
+
+def _prepare(job: Plan, overwrite: bool) -> None:
+    folder = job.folder
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder}: is a file; choose another --output")
+    if _content(folder) and manifest.NAME not in _content(folder):
+        raise ValueError(f"{folder}: not empty, and not the folder of a run; choose another --output")
+    if (folder / ROWS).is_dir():
+        raise ValueError(f"{folder}: the folder of an ensemble; choose another --output")
+    folder.mkdir(parents=True, exist_ok=True)
+    with folder_lock(folder):
+        if _content(folder):
+            if not overwrite:
+                use = f"use --overwrite, another --output, or `pmwd-dist resume {folder}`"
+                raise ValueError(f"{folder}: not empty; {use}")
+            _check_content(job)
+        _write_config(job)
 
 
 def _content(folder: Path) -> list[str]:
@@ -60,12 +65,9 @@ def _content(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if path.name not in own] if folder.exists() else []
 
 
-def _check_content(job: Plan, *, overwrite: bool) -> None:
+def _check_content(job: Plan) -> None:
+    """Raise unless the files of an earlier run may be replaced: none is an input, and nothing else is in the way."""
     folder = job.folder
-    if not _content(folder):
-        return
-    if not overwrite:
-        raise ValueError(f"{folder}: not empty; use --overwrite, another --output, or `pmwd-dist resume {folder}`")
     of_run = {folder.resolve(), *((folder / name).resolve() for name in manifest.files(folder))}
     copied = {f"{section}.{key}" for section, (key, _) in _COPIES.items()}
     for key, value in job.settings.values().items():
@@ -142,15 +144,8 @@ def state(folder: Path) -> str:
     return f"{ended}; go on with `pmwd-dist resume {folder}`"
 
 
-@dataclass(frozen=True)
-class Event:
-    """Something that happened in a run.
-
-    Args:
-      name: kind of the event.
-      text: lines for people; empty for an event that is only logged.
-      fields: the event as JSON holds it.
-    """
+class Event(NamedTuple):
+    """Something that happened in a run: lines for people, none if it is only logged, and fields as JSON holds them."""
 
     name: str
     text: str

@@ -6,12 +6,13 @@ import math
 import os
 import resource
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
-from pmwd_dist._memory import available_memory
+from pmwd_dist._memory import available_memory, size
 from pmwd_dist.config import Config
 
 _LARGEST_FRACTION = 0.95  # of a GPU's memory for arrays; libraries and programs need the rest
@@ -37,12 +38,23 @@ class Room:
         """Memory that arrays of this size on each device take, with the programs of each process [bytes]."""
         return int(arrays if self.processes == 0 else self.processes * (runtime + arrays * _own_devices(config)))
 
-    def remedies(self, need: int) -> list[str]:
-        """Remedies where the memory of a device is too small for the arrays that JAX may allocate."""
+    def problem(self, need: int, text: str, remedies: Sequence[str], fewer: str) -> tuple[str | None, str | None]:
+        """Message that a job can't have the memory it needs, and warning that it may not; either may be None.
+
+        Args:
+          need: memory [bytes].
+          text: the job, and how much it needs for what.
+          remedies: what to change beside the mesh.
+          fewer: last remedy, after "or".
+        """
+        text = f"{text} and {self.where} has "
+        if need <= self.total:
+            return None, None if need <= self.free else f"{text}{size(self.free)} free: it may be killed"
         share = need / self.total * allowed_fraction()
-        if self.processes or share > _LARGEST_FRACTION:
-            return []
-        return [f"set XLA_PYTHON_CLIENT_MEM_FRACTION={math.ceil(100 * share) / 100:g}"]
+        if not (self.processes or share > _LARGEST_FRACTION):  # JAX may allocate more of a device
+            remedies = [*remedies, f"set XLA_PYTHON_CLIENT_MEM_FRACTION={math.ceil(100 * share) / 100:g}"]
+        advice = ", ".join([*remedies, "use a smaller mesh"])
+        return f"box.mesh: {text}{size(self.total)}; {advice}, or {fewer}", None
 
     def for_arrays(self, config: Config, runtime: float = RUNTIME) -> float:
         """Memory of each device that arrays may take at most [bytes]."""

@@ -20,7 +20,7 @@ from pmwd_dist.infer.chain.chain import on_devices
 from pmwd_dist.infer.likelihoods import shown
 from pmwd_dist.io.arrays import Arrays, Shapes, fingerprint, read_arrays, reading, write_arrays
 from pmwd_dist.observe.counts import MAX_CUT, negative_shares
-from pmwd_dist.parallel.distributed import from_main, is_main, raise_on_all_processes, to_devices, to_host
+from pmwd_dist.parallel.distributed import from_main, on_main, to_devices, to_host
 from pmwd_dist.pm.noise import GAUSSIAN, noise_of
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.run.common import manifest
@@ -65,9 +65,7 @@ def tuning_of(plan: InferencePlan) -> infer.SavedTuning | None:
         return None
     if not from_main(path.exists()):
         with start_errors():
-            if is_main():
-                manifest.claim(plan.folder, [TUNING])
-        with start_errors():
+            on_main(manifest.claim, plan.folder, [TUNING])
             infer.load_tuning(source).save(path)
     with start_errors():
         return infer.load_tuning(path)
@@ -80,10 +78,8 @@ def _kept(plan: InferencePlan, name: str, make: Callable[[], Arrays], shapes: Sh
         log.begin(what)
         began = time.perf_counter()
         arrays = make()
-        with raise_on_all_processes():
-            if is_main():
-                manifest.claim(plan.folder, [name])
-                write_arrays(path, arrays, about)
+        on_main(manifest.claim, plan.folder, [name])
+        on_main(write_arrays, path, arrays, about)
         log.stage(what, time.perf_counter() - began)
     with start_errors():
         return read_arrays(path, about, shapes, remedy=_REMAKE)

@@ -1,10 +1,14 @@
-"""The course of an inference: runs the plan, an `InferencePlan` of `plan.py`, and resumes it from its last chunk."""
+"""The course of an inference: samples the plan of `plan.py`, and resumes it from its last chunk.
+
+Data and starts are written before the chains, and each chunk with the state after it. A kill loses a chunk, or ten
+seconds and a block of the tuning.
+"""
 
 from __future__ import annotations
 
 import time
 import warnings
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,7 +18,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.profile import part
 from pmwd_dist.infer.chain.folder import chain_files, load_chain
 from pmwd_dist.io.arrays import ArrayFileError, Arrays
-from pmwd_dist.parallel.distributed import is_main, raise_on_all_processes
+from pmwd_dist.parallel.distributed import on_main
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.control import Control
 from pmwd_dist.run.common.folder import Log, StartError, start_errors
@@ -35,30 +39,21 @@ class InferenceJob(InferencePlan, Job):
 
     def work(self, log: Log, control: Control, checkpoint: Any) -> None:
         del checkpoint  # the chains find their own
-        run(self, log, control)
-
-
-def run(plan: InferencePlan, log: Log, control: Control) -> None:
-    """Sample the posterior of a plan, from the beginning or from the last chunk on disk, and judge the chains.
-
-    Data and starts are written before the chains, and each chunk with the state after it. A kill loses a chunk, or ten
-    seconds and a block of the tuning.
-    """
-    try:
-        data = data_of(plan, log)
-        posterior = condition_on(plan, data, log)
-        watch = _Watch(plan, log, control)
-        starts = starts_of(plan, posterior, log)
-        log.begin("chains: compiling")
-        with part("chains"):
-            _sample(plan, posterior, starts, watch)
-        log.begin("verdict")
-        with start_errors():
-            chain = load_chain(plan.folder)
-        verdict = make_verdict(plan, posterior, chain, data, log)
-        log("verdict", "\n".join([*verdict.table, f"wrote {', '.join(verdict.files)}"]), **verdict._asdict())
-    except ArrayFileError as error:
-        raise StartError(str(error)) from error
+        try:
+            data = data_of(self, log)
+            posterior = condition_on(self, data, log)
+            watch = _Watch(self, log, control)
+            starts = starts_of(self, posterior, log)
+            log.begin("chains: compiling")
+            with part("chains"):
+                _sample(self, posterior, starts, watch)
+            log.begin("verdict")
+            with start_errors():
+                chain = load_chain(self.folder)
+            verdict = make_verdict(self, posterior, chain, data, log)
+            log("verdict", "\n".join([*verdict.table, f"wrote {', '.join(verdict.files)}"]), **verdict._asdict())
+        except ArrayFileError as error:
+            raise StartError(str(error)) from error
 
 
 def condition_on(plan: InferencePlan, data: Arrays, log: Log) -> infer.Posterior:
@@ -79,8 +74,10 @@ class _Watch:
         self._plan, self._log, self._control = plan, log, control
         self._compiled = 0.0
         self._before, self._shown = time.perf_counter(), -_BETWEEN_LINES
-        with start_errors():
-            self._draws = _earlier(plan.folder)
+        self._draws = list[Arrays]()  # parameters of the draws so far
+        with start_errors(), suppress(ArgumentError):  # there are none
+            earlier = load_chain(plan.folder).parameters
+            self._draws.append({f"parameter/{name}": x for name, x in earlier.items()})
 
     def __call__(self, progress: infer.Progress) -> None:
         now, sampler = time.perf_counter(), self._plan.settings.sampler
@@ -147,19 +144,9 @@ class _Watch:
         )
 
 
-def _earlier(folder: Path) -> list[Arrays]:
-    """Parameters of the draws that are on disk."""
-    try:
-        return [{f"parameter/{name}": x for name, x in load_chain(folder).parameters.items()}]
-    except ArgumentError:  # there are none
-        return []
-
-
 def _sample(plan: InferencePlan, posterior: infer.Posterior, positions: Any, watch: _Watch) -> None:
     sampler = plan.settings.sampler
-    with raise_on_all_processes():
-        if is_main():
-            manifest.claim(plan.folder, chain_files(plan.chunks))
+    on_main(manifest.claim, plan.folder, chain_files(plan.chunks))
     tuning = tuning_of(plan)
     try:
         with warnings.catch_warnings():

@@ -56,18 +56,15 @@ def inference_memory(settings: InferenceSettings, model: infer.Model, axis: str 
     """Memory that an inference needs on each of the current devices; its gradients are compiled."""
     sampler, decomposition = settings.sampler, model.config.decomposition
     field, chains = _field(model.config), sampler.chains // _groups(model.config)
-    gradients = resources.planned(_gradients(model, sampler.chains, axis))
+    key, *_ = jax.random.split(jax.random.key(0), 3)
+    program: Any = begin  # by which the chains begin later
+    gradients = resources.planned(
+        program.lower(key, *arguments_like(model, sampler.chains, axis), axis).compile().compiled
+    )
     kept = sampler.steps // (sampler.thin * sampler.chunk) * sampler.chains
     on_host = 2 * kept * decomposition.size / decomposition.mesh.size * (resources.device_limit() is None)
     verdict = int((on_host + min(kept, MOST_FIELDS)) * field + gradients / chains)
     return InferenceMemory(gradients, int((_CHAIN * chains + _SHARED) * field), verdict)
-
-
-def _gradients(model: infer.Model, chains: int, axis: str | None) -> Any:
-    """The compiled gradients of the log density of all chains: the program by which the chains begin later."""
-    key, *_ = jax.random.split(jax.random.key(0), 3)
-    program: Any = begin
-    return program.lower(key, *arguments_like(model, chains, axis), axis).compile().compiled
 
 
 def arguments_like(model: infer.Model, chains: int, axis: str | None) -> tuple[Any, Any]:
@@ -102,10 +99,4 @@ def memory_problem(arrays: float, parts: str, config: Config) -> tuple[str | Non
     """Reason why the inference can't fit into memory, with the key, and warning that it may not; either may be None."""
     room = resources.room()
     need = room.needed(arrays, config, RUNTIME)
-    if need <= room.free:
-        return None, None
-    text = f"the inference needs about {size(need)} of memory{parts}, and {room.where} has {size(room.total)}"
-    if need <= room.total:
-        return None, f"{text}, {size(room.free)} of it free: it may be killed"
-    remedies = ", ".join([*room.remedies(need), "use a smaller mesh"])
-    return f"box.mesh: {text}; {remedies}, or fewer sampler.chains", None
+    return room.problem(need, f"the inference needs about {size(need)} of memory{parts},", [], "fewer sampler.chains")

@@ -122,9 +122,4 @@ class GalaxyCone(Output):
     @classmethod
     def draw(cls, path: Path) -> Drawing:
         with content.opened(path / _FILE) as file:
-            columns = {}
-            for name in ("RA", "DEC", "Z"):
-                data = content.member(file, name, content.DATASET)
-                content.check_storage(data, name)
-                columns[name] = content.rows(data, 0, None).astype(float)
-        return partial(plot.wedge, columns)
+            return partial(plot.wedge, {name: content.numbers(file, name) for name in ("RA", "DEC", "Z")})

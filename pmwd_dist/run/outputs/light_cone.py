@@ -34,8 +34,7 @@ from pmwd_dist.observe.shells import Assignment, checked_observer
 from pmwd_dist.observe.sources import LightCone as ShellLightCone
 from pmwd_dist.observe.sources import coverage_warning
 from pmwd_dist.observe.sphere import SphericalLightCone
-from pmwd_dist.parallel import distributed
-from pmwd_dist.parallel.distributed import raise_on_all_processes
+from pmwd_dist.parallel.distributed import on_main
 from pmwd_dist.pm.particles import ExactParticles
 from pmwd_dist.pm.status import Code, SimulationError
 from pmwd_dist.pm.stepping import host
@@ -281,10 +280,9 @@ class LightCone(Output):
             pieces[name] = values, {"axes": "source, " + ("component, " * (name == "shear")) + "pixels"}
         about["units"] = "edges, box_size, observer: Mpc/h; field: degrees"
         write_fields(folder / _MAPS, pieces, about)
-        table = self._spectra(fields["convergence"], simulation, view.get("field")) if self._has_harmonics else None
-        with raise_on_all_processes():
-            if distributed.is_main() and table is not None:
-                write_table(folder / _POWER, table)
+        if self._has_harmonics:
+            table = self._spectra(fields["convergence"], simulation, view.get("field"))
+            on_main(write_table, folder / _POWER, table)
 
     def _lens(self, shells: Array, simulation: SimulationSetup, view: dict[str, Any]) -> dict[str, Array]:
         """Maps of the convergence and, where it has harmonics, of the shear of all sources, on every device."""
@@ -330,10 +328,10 @@ class LightCone(Output):
     def draw(cls, path: Path) -> Drawing:
         table = read_table(path / _POWER) if (path / _POWER).is_file() else None
         with content.opened(path / _MAPS) as file:
-            maps, sources = _maps(file, "convergence"), content.values(file, "sources").tolist()
+            maps, sources = content.numbers(file, "convergence"), content.values(file, "sources").tolist()
             of_bins = "n(z) of bin 1" in file.attrs
             side = float(content.values(file, "field")[0]) if file.attrs.get("sky") == "flat" else None
-            gamma = _maps(file, "shear") if side is not None and content.has(file, "shear") else None
+            gamma = content.numbers(file, "shear") if side is not None and content.has(file, "shear") else None
         names = [
             f"sources of bin {i}, mean z = {z:.2f}" if of_bins else f"sources at $z = {z:g}$"
             for i, z in enumerate(sources, 1)
@@ -411,9 +409,3 @@ def _binned(power: AngularPower) -> AngularPower:
     count = jnp.asarray(np.bincount(index, modes))
     ell, values = (mean(jnp.asarray(np.bincount(index, modes * x)), count) for x in (ell, values))
     return AngularPower(ell, values, count)
-
-
-def _maps(file: content.File, name: str) -> np.ndarray:
-    data = content.member(file, name, content.DATASET)
-    content.check_storage(data, name)
-    return content.rows(data, 0, None).astype(float)

@@ -29,7 +29,7 @@ from pmwd_dist.observe.sources import LightCone
 from pmwd_dist.ops.momenta import pack, to_integers
 from pmwd_dist.ops.stencil import WIDTH
 from pmwd_dist.parallel import distributed
-from pmwd_dist.parallel.distributed import SharedError, from_main, raise_on_all_processes
+from pmwd_dist.parallel.distributed import SharedError, from_main, on_main, raise_on_all_processes
 from pmwd_dist.parallel.fft import spectrum_shape
 from pmwd_dist.pm.modes import log_power, log_transfer
 from pmwd_dist.pm.paint import density, halo_widths
@@ -91,10 +91,6 @@ class Progress:
             self.position = host.undo_half_drift(self.position, self.config)
         return self.position
 
-    def has_particles(self) -> bool:
-        """Whether the particles still exist: an error within a step may leave none."""
-        return not any(x.is_deleted() for x in jax.tree.leaves(self.position))
-
     def advance(self, cone: LightCone | None) -> Status:
         """Take the next step and return its status, on the host.
 
@@ -131,11 +127,26 @@ class Progress:
 class SimulationJob(SimulationPlan, Job):
     """A simulation and its loop."""
 
-    def find_checkpoint(self) -> Any:
-        return find_checkpoint(self)
+    def find_checkpoint(self) -> Saved | None:
+        with start_errors():
+            if (path := checkpoint.latest(self.folder)) is None:
+                return None
+            content = checkpoint.meta(path)
+            with reading(path, checkpoint.REMEDY):
+                check_identity(self, content["identity"], path, "the checkpoint")
+                _check_steps(self, content, path)
+            return path, content
 
-    def work(self, log: Log, control: Control, checkpoint: Any) -> None:
-        run(self, log, control, checkpoint)
+    def work(self, log: Log, control: Control, checkpoint: Saved | None) -> None:
+        config = self.simulation.config
+        with _communication(config):
+            with log.naming("checkpoint" if checkpoint else "initial conditions"):
+                progress = _restore(self, log, *checkpoint) if checkpoint else _begin(self, log)
+            if is_automatic(config):
+                now, a = largest_displacement(progress.particles().disp, progress.config), self.times[progress.step]
+                _set_halo(self, progress, expected_displacement(now, a, progress.schedule.table, progress.config), log)
+            _advance_all(self, progress, log, control)
+        _keep_checkpoint(self, None)
         if distributed.is_main():
             try:
                 self.draw()
@@ -146,18 +157,6 @@ class SimulationJob(SimulationPlan, Job):
         if self.settings.output.figures:
             with part("output: waiting"):
                 drawing.finish(figures(self.folder, self.files))
-
-
-def run(plan: SimulationPlan, log: Log, control: Control, saved: Saved | None) -> None:
-    """Take all steps from a checkpoint, or from the initial conditions, and write the outputs. Collective."""
-    with _communication(plan.simulation.config):
-        with log.naming("initial conditions" if saved is None else "checkpoint"):
-            progress = _begin(plan, log) if saved is None else _restore(plan, log, *saved)
-        if is_automatic(plan.simulation.config):
-            now, a = largest_displacement(progress.particles().disp, progress.config), plan.times[progress.step]
-            _set_halo(plan, progress, expected_displacement(now, a, progress.schedule.table, progress.config), log)
-        _advance_all(plan, progress, log, control)
-    _keep_checkpoint(plan, None)
 
 
 def _communication(config: Config) -> AbstractContextManager[None]:
@@ -350,14 +349,10 @@ def _write_output(plan: SimulationPlan, progress: Progress, z: float, log: Log) 
 def _write_last(plan: SimulationPlan, progress: Progress) -> list[str]:
     """Write the files at the end of a run, of its light cone; return their names. Collective."""
     names, folder = plan.last_names, plan.folder
-    with raise_on_all_processes():
-        if distributed.is_main():
-            manifest.claim(folder, names)
+    on_main(manifest.claim, folder, names)
     for output in plan.results:
         output.write_last(folder, plan.simulation, progress.shells, progress.cone_galaxies)
-    with raise_on_all_processes():
-        if distributed.is_main():
-            drawing.draw(figures(folder, names))
+    on_main(lambda: drawing.draw(figures(folder, names)))
     return names
 
 
@@ -379,9 +374,7 @@ def _checkpoint(plan: SimulationPlan, progress: Progress, log: Log) -> None:
     if progress.shells is not None:
         tree["shells"] = progress.shells
     path = checkpoint.path_of(plan.folder, progress.step)
-    with raise_on_all_processes():
-        if distributed.is_main():
-            manifest.claim(plan.folder, [path.name])
+    on_main(manifest.claim, plan.folder, [path.name])
     outputs = [[i, z] for i, z in sorted(plan.outputs.items()) if i <= progress.step]
     description: dict[str, Any] = {"identity": identity(plan), "times": list(plan.times), "outputs": outputs}
     if progress.cone_galaxies is not None:
@@ -404,27 +397,12 @@ def _keep_checkpoint(plan: SimulationPlan, kept: Path | None) -> None:
 
 def _checkpoint_after_failure(plan: SimulationPlan, progress: Progress, log: Log) -> None:
     """Write a checkpoint if any step is done and its particles are finite; warn if it can't be written."""
+    has_particles = not any(x.is_deleted() for x in jax.tree.leaves(progress.position))  # or an error left none
     try:
-        if progress.has_particles() and progress.step > 0 and bool(jnp.isfinite(progress.particles().disp).all()):
+        if has_particles and progress.step > 0 and bool(jnp.isfinite(progress.particles().disp).all()):
             _checkpoint(plan, progress, log)
     except (OSError, RuntimeError) as error:
         log.warn(f"no checkpoint of step {progress.step} could be written: {message(error)}")
-
-
-def find_checkpoint(plan: SimulationPlan) -> Saved | None:
-    """The last checkpoint in the folder of a plan and its description, None if none exists. Collective.
-
-    Raises:
-      StartError: the checkpoint is damaged, or belongs to another simulation.
-    """
-    with start_errors():
-        path = checkpoint.latest(plan.folder)
-        content = None if path is None else checkpoint.meta(path)
-        if path is not None and content is not None:
-            with reading(path, checkpoint.REMEDY):
-                check_identity(plan, content["identity"], path, "the checkpoint")
-                _check_steps(plan, content, path)
-    return None if path is None or content is None else (path, content)
 
 
 def _check_steps(plan: SimulationPlan, content: dict[str, Any], path: Path) -> None:

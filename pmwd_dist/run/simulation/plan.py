@@ -191,13 +191,8 @@ def memory_problem(plan: SimulationPlan) -> tuple[str | None, str | None]:
     stage, arrays = "particles and mesh", least_memory(config)
     if memory.needed(arrays, config) <= memory.total:  # else nothing is compiled
         stage, arrays = max(plan.stages.items(), key=itemgetter(1))
-    need = memory.needed(arrays, config)
-    text = f"the run needs about {size(need)} of memory in {stage} and {memory.where} has "
-    if need <= memory.total:
-        return None, None if need <= memory.free else f"{text}{size(memory.free)} free: it may be killed"
     remedies = [output.remedy for output in plan.results if output.stage == stage]
     if not remedies and stage == "the initial conditions" and config.lpt_order == 3:
         remedies.append("use time.lpt_order = 2")
-    remedies += [*memory.remedies(need), "use a smaller mesh"]
-    more = "machines" if memory.processes else "devices"
-    return f"box.mesh: {text}{size(memory.total)}; {', '.join(remedies)}, or more {more}", None
+    need, more = memory.needed(arrays, config), f"more {'machines' if memory.processes else 'devices'}"
+    return memory.problem(need, f"the run needs about {size(need)} of memory in {stage}", remedies, more)
