@@ -265,11 +265,15 @@ def power(
     length_unit: LengthUnit = None,
 ) -> None:
     """Measure the power spectrum of the matter in a snapshot, weighted by mass."""
-    from pmwd_dist.cli.measure import measure_snapshot
+    from pmwd_dist.cli.snapshots import measure_snapshot
 
     _start("power", snapshot, mesh, output, types, length_unit)
     with command_errors():
-        lines, warnings = measure_snapshot(snapshot, mesh, output, _types(types), length_unit)
+        numbers = None if types is None else types.split(",")
+        if numbers and not all(n.strip().isdecimal() for n in numbers):
+            raise ArgumentError("--types", types, "must be numbers of types", "for example 0,1,4")
+        chosen = None if numbers is None else list(map(int, numbers))
+        lines, warnings = measure_snapshot(snapshot, mesh, output, chosen, length_unit)
     for warning in warnings:
         _warn(warning)
     _say(*lines)
@@ -286,7 +290,7 @@ def halos(
     length_unit: LengthUnit = None,
 ) -> None:
     """Find halos of the dark matter in a snapshot by friends of friends, with their masses and mass function."""
-    from pmwd_dist.cli.halos import measure_halos
+    from pmwd_dist.cli.snapshots import measure_halos
 
     _start("halos", snapshot, linking_length, min_particles, output, length_unit)
     options = {"linking_length": linking_length, "min_particles": min_particles}
@@ -394,14 +398,6 @@ def _seconds(time_limit: str | None) -> float | None:
         return None if time_limit is None else duration(time_limit)
     except ValueError as error:
         raise ArgumentError("--time-limit", time_limit, str(error)) from error
-
-
-def _types(text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    if not all(n.strip().isdecimal() for n in text.split(",")):
-        raise ArgumentError("--types", text, "must be numbers of types", "for example 0,1,4")
-    return [int(n) for n in text.split(",")]
 
 
 def _job_type(settings: Settings) -> type[Job]:

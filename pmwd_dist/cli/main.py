@@ -60,7 +60,10 @@ def _run(arguments: list[str], began: float) -> int:
         alone = distributed.launched_size() == 1 or _process_count() == 1
         own = not alone and not isinstance(error, _SHARED)
         if alone or own or distributed.is_main():
-            _print(code, [f"process {jax.process_index()}: {line}" if own else line for line in lines])
+            with suppress(OSError):  # the terminal may be gone
+                for line in lines:
+                    process = f"process {jax.process_index()}: " if own else ""
+                    print(f"pmwd-dist: {process}{line}", file=sys.stderr if code else sys.stdout)
         if "--traceback" in arguments:
             traceback.print_exception(error)
         if own:
@@ -77,12 +80,6 @@ def _process_count() -> int:
         return jax.process_count()
     except Exception:  # JAX has no device
         return 1
-
-
-def _print(code: int, lines: Sequence[str]) -> None:
-    with suppress(OSError):  # the terminal may be gone
-        for line in lines:
-            print(f"pmwd-dist: {line}", file=sys.stderr if code else sys.stdout)
 
 
 def _call(arguments: list[str], began: float) -> int:

@@ -11,17 +11,11 @@ from pmwd_dist._files import atomic_write, read_bytes
 
 
 class Caption(NamedTuple):
-    """Caption of a figure.
+    """Caption of a figure."""
 
-    Args:
-      title: title, which words for the redshift may follow.
-      seen: content of the figure.
-      expected: appearance of a good run.
-    """
-
-    title: str
-    seen: str
-    expected: str
+    title: str  # which words for the redshift may follow
+    seen: str  # content of the figure
+    expected: str  # appearance of a good run
 
 
 def write_page(path: Path, images: Iterable[tuple[Path, str, Caption]], **content: Any) -> None:

@@ -3,10 +3,9 @@
 Matplotlib is imported when the first figure is drawn, and no window is opened.
 """
 
+from pmwd_dist.report.catalogues import mass_function, wedge
 from pmwd_dist.report.chains import corner, mixing, traces
 from pmwd_dist.report.fields import convergence, density, planes
-from pmwd_dist.report.mass_function import mass_function
-from pmwd_dist.report.sky import wedge
 from pmwd_dist.report.spectra import angular_power, bands, bispectrum, cross, multipoles, pdf, power
 
 __all__ = [

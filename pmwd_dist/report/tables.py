@@ -13,19 +13,12 @@ from pmwd_dist._files import atomic_write, read_text
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of numbers.
+    """Columns of numbers."""
 
-    Args:
-      title: title of the table and its figure, which may be empty.
-      columns: columns of one length by name, in order.
-      units: units by name of the column; columns without a unit are absent.
-      note: explanation of columns, which is written but not read.
-    """
-
-    title: str
-    columns: dict[str, np.ndarray]
-    units: dict[str, str]
-    note: str = ""
+    title: str  # of the table and its figure; may be empty
+    columns: dict[str, np.ndarray]  # of one length, in order
+    units: dict[str, str]  # by name of the column; columns without a unit are absent
+    note: str = ""  # explanation of columns, which is written but not read
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.columns[name]

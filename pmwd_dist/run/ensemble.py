@@ -58,15 +58,10 @@ _TABLES_SIZE = 1_000_000  # of the small files of a row [bytes]
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Simulations of a table.
-
-    Args:
-      table: their settings.
-      folder: output folder.
-    """
+    """Simulations of a table."""
 
     table: SettingsTable
-    folder: Path
+    folder: Path  # of the results
 
     @classmethod
     def of_folder(cls, folder: Path, overrides: Sequence[str] = ()) -> Ensemble:
@@ -269,7 +264,8 @@ class _Worker:
                 if is_new:
                     prepare_folder(job, overwrite=True)
             left = None if self._end is None else max(self._end - time.perf_counter(), 0.0)
-            execute(job, self._show_warning, resume=not is_new, time_limit=left)
+            warn = lambda event: self._listener(event) if event.name == "warning" else None  # noqa: E731
+            execute(job, warn, resume=not is_new, time_limit=left)
         except (OSError, SharedError, StartError):
             raise
         except Exception as error:
@@ -297,10 +293,6 @@ class _Worker:
                     self._say("warning", text)
         self._stages[shapes] = job.stages
         return job
-
-    def _show_warning(self, event: Event) -> None:
-        if event.name == "warning":
-            self._listener(event)
 
     def _say(self, name: str, text: str) -> None:
         if distributed.is_main():

@@ -41,25 +41,15 @@ class Part:
 
 
 class SnapshotFormat(NamedTuple):
-    """A snapshot format.
+    """A snapshot format."""
 
-    Args:
-      positions: type of the positions, f4 or f8.
-      others: largest number of bytes of a particle without its position.
-      cubic: whether it holds cubic boxes only.
-      length: lengths per Mpc/h, a function of h.
-      momentum: velocities per canonical momentum [Mpc/h], a function of a; KM_S_PER_H0 / a for peculiar ones in km/s.
-      groups: groups except the particles, with their attributes.
-      arrays: arrays of the particles: type and a description of the unit.
-    """
-
-    positions: str
-    others: int
-    cubic: bool
-    length: Callable[[float], float]
-    momentum: Callable[[float], float]
-    groups: Callable[[Part], dict[str, Attributes]]
-    arrays: Callable[[Part], dict[str, tuple[str, Attributes]]]
+    positions: str  # their type, f4 or f8
+    others: int  # largest number of bytes of a particle without its position
+    cubic: bool  # whether it holds cubic boxes only
+    length: Callable[[float], float]  # per Mpc/h, by h
+    momentum: Callable[[float], float]  # per canonical one [Mpc/h], by a; KM_S_PER_H0 / a for peculiar ones in km/s
+    groups: Callable[[Part], dict[str, Attributes]]  # without the particles
+    arrays: Callable[[Part], dict[str, tuple[str, Attributes]]]  # of the particles: type, description of the unit
 
     def of(self, precision: Precision | None) -> SnapshotFormat:
         """This format with positions in another precision; None for its own."""

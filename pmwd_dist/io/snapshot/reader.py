@@ -44,19 +44,12 @@ _FARTHEST = 0.25  # largest displacement of particles whose numbers follow a lat
 
 
 class Sites(NamedTuple):
-    """Rule for the lattice sites of particles.
+    """Rule for the lattice sites of particles."""
 
-    Args:
-      column: numbers of the particles along the lattice, IDS or ORDER; None to round positions to the nearest site.
-      first: number of the first site.
-      axes: axes of the lattice, the slowest one first.
-      origin: position of the first site, for rounded positions [spacings of the lattice].
-    """
-
-    column: Column | None
-    first: int = 0
-    axes: tuple[int, ...] = (0, 1, 2)
-    origin: tuple[float, ...] = (0.0, 0.0, 0.0)
+    column: Column | None  # numbers along the lattice, IDS or ORDER; None to round positions to the nearest site
+    first: int = 0  # number of the first site
+    axes: tuple[int, ...] = (0, 1, 2)  # of the lattice, the slowest one first
+    origin: tuple[float, ...] = (0.0, 0.0, 0.0)  # first site, for rounded positions [spacings of the lattice]
 
     def of(self, numbers: np.ndarray, x: np.ndarray, config: Config) -> list[np.ndarray]:
         """Indices of the sites of particles with these numbers, or at positions x [Mpc/h]."""

@@ -18,7 +18,7 @@ from pmwd_dist._files import open_regular
 from pmwd_dist._memory import available_memory, size
 from pmwd_dist.io.snapshot import content
 from pmwd_dist.run.settings import Settings, SettingsError
-from pmwd_dist.run.settings.writing import one_line, toml_value
+from pmwd_dist.run.settings.writing import reason, toml_value
 
 NOISE = "noise.file"
 _MOST_NAMES = 8  # names that a message lists
@@ -32,10 +32,8 @@ def read_files(files: Mapping[str, str], *shapes: Shape) -> tuple[dict[str, np.n
     for key, value in files.items():
         try:
             arrays[key] = read_array(value, *shapes)
-        except OSError as error:
-            problems.append(f"{key} = {toml_value(value)}: {error.strerror or 'not readable'}")
-        except ValueError as error:
-            problems.append(f"{key} = {toml_value(value)}: {one_line(error)}")
+        except (OSError, ValueError) as error:
+            problems.append(f"{key} = {toml_value(value)}: {reason(error)}")
     return arrays, problems
 
 

@@ -21,20 +21,13 @@ from pmwd_dist.run.settings import Settings, SimulationSetup
 
 @dataclass(frozen=True)
 class Plan(ABC):
-    """A simulation or an inference on the current devices, as its settings describe it.
-
-    Args:
-      settings: sections of the TOML file.
-      simulation: configuration, cosmology and solver of the settings.
-      folder: output folder.
-      data: arrays of other files that the settings name, by their keys.
-    """
+    """A simulation or an inference on the current devices, as its settings describe it."""
 
     settings: Settings
-    simulation: SimulationSetup
-    folder: Path
+    simulation: SimulationSetup  # configuration, cosmology and solver
+    folder: Path  # of the results
+    # Arrays of other files that the settings name, by their keys.
     data: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray], kw_only=True)
-
     extending: ClassVar[tuple[str, ...]] = ()  # beginnings of the keys with which a finished job can be resumed
 
     @classmethod

@@ -21,18 +21,12 @@ RUNTIME = 0.7e9  # Python, JAX, the compiled programs and the figures of one pro
 
 @dataclass(frozen=True)
 class Room:
-    """Available memory.
+    """Available memory."""
 
-    Args:
-      free, total: memory now, and at most [bytes].
-      where: holder of the memory, for messages.
-      processes: number of processes that share it; 0 for the memory of a device, which only arrays take.
-    """
-
-    free: int
-    total: int
-    where: str
-    processes: int
+    free: int  # now [bytes]
+    total: int  # at most [bytes]
+    where: str  # holder of the memory, for messages
+    processes: int  # that share it; 0 for the memory of a device, which only arrays take
 
     def needed(self, arrays: float, config: Config, runtime: float = RUNTIME) -> int:
         """Memory that arrays of this size on each device take, with the programs of each process [bytes]."""

@@ -28,17 +28,11 @@ _SHARED = 7  # mean of the noise and its squares, as argument and result; the da
 
 
 class InferenceMemory(NamedTuple):
-    """Memory that an inference is expected to need on each device [bytes].
+    """Memory that an inference is expected to need on each device [bytes]."""
 
-    Args:
-      gradients: gradients of all chains together.
-      sampler: state of the chains, moments and data.
-      verdict: draws of the noise that are kept, and a simulation, after the chains.
-    """
-
-    gradients: int
-    sampler: int
-    verdict: int
+    gradients: int  # of all chains together
+    sampler: int  # state of the chains, moments and data
+    verdict: int  # draws of the noise that are kept, and a simulation, after the chains
 
     @property
     def peak(self) -> int:

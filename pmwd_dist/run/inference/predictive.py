@@ -22,30 +22,21 @@ from pmwd_dist.observe.power import CrossPower, cross_power
 from pmwd_dist.parallel.distributed import to_devices, to_host
 from pmwd_dist.run.inference.memory import MOST_FIELDS
 
+# Curves of the samples, a reference curve or None, and its name, by label of the axis.
 Panels = dict[str, tuple[np.ndarray, np.ndarray | None, str]]
-Images = list[tuple[str, np.ndarray]]
+Images = list[tuple[str, np.ndarray]]  # titles and planes
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Samples compared with data and truth.
+    """Samples compared with data and truth."""
 
-    Args:
-      k: wavenumbers of the panels [h/Mpc].
-      panels: curves of the samples, a reference curve or None, and its name, by label of the axis.
-      images: titles and planes of data on the mesh, or maps of a flat sky.
-      ell: multipoles of the angular spectra.
-      angular: panels of angular spectra of maps.
-      fit: checks of the fit, by name of the statistic.
-      prior: checks of the prior, by name of the statistic.
-    """
-
-    k: np.ndarray
+    k: np.ndarray  # wavenumbers of the panels [h/Mpc]
     panels: Panels
-    images: Images
-    ell: np.ndarray
-    angular: Panels
-    fit: dict[str, infer.Check]
+    images: Images  # planes of data on the mesh, or maps of a flat sky
+    ell: np.ndarray  # multipoles of the angular spectra
+    angular: Panels  # of angular spectra of maps
+    fit: dict[str, infer.Check]  # by name of the statistic
     prior: dict[str, infer.Check]
 
 

@@ -44,17 +44,11 @@ Figures = dict[str, Callable[[], Any]]
 
 
 class Verdict(NamedTuple):
-    """The verdict on finished chains, which are converged unless there are reasons against it.
+    """The verdict on finished chains, which are converged unless there are reasons against it."""
 
-    Args:
-      table: lines of the summary.
-      reasons: failed checks, with remedies.
-      files: names of the files written.
-    """
-
-    table: list[str]
-    reasons: list[str]
-    files: list[str]
+    table: list[str]  # lines of the summary
+    reasons: list[str]  # failed checks, with remedies
+    files: list[str]  # names of the files written
 
 
 @part("verdict")

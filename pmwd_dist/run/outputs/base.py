@@ -37,27 +37,17 @@ MPC3, PER_MPC = "(Mpc/h)^3", "h/Mpc"
 
 @dataclass
 class View:
-    """State of a simulation at an output.
+    """State of a simulation at an output."""
 
-    Args:
-      simulation: the simulation with the halo of its settings, since redshifts move particles beyond a halo that was
-        chosen for their displacements.
-      config: its configuration with the halo that is in use.
-      rest: particles at scale factor a, whose momenta are integers.
-      moving: function that returns the particles with momenta in Mpc/h, 12 bytes a particle more.
-      a, z: scale factor and redshift.
-      data: arrays of the files that the settings name.
-      density: 1 + delta, shape mesh_shape; None once all outputs are measured.
-    """
-
+    # With the halo of its settings: redshifts move particles beyond a halo that was chosen for their displacements.
     simulation: SimulationSetup
-    config: Config
-    rest: Particles
-    moving: Callable[[], Particles]
+    config: Config  # with the halo that is in use
+    rest: Particles  # at scale factor a, with momenta that are integers
+    moving: Callable[[], Particles]  # returns the particles with momenta in Mpc/h, 12 bytes a particle more
     a: float
     z: float
-    data: Arrays
-    density: Any
+    data: Arrays  # of the files that the settings name
+    density: Any  # 1 + delta, shape mesh_shape; None once all outputs are measured
 
     @cached_property
     def particles(self) -> Particles:
@@ -85,29 +75,18 @@ def modes_of(run: SimulationSetup) -> Array:
 
 
 class Output(Section):
-    """A kind of files that a run writes at each redshift or at its end; fields are the keys of its section.
+    """A kind of files that a run writes at each redshift or at its end; fields are the keys of its section."""
 
-    Args:
-      name: section in [observe], if there is one, and beginning of the names of files.
-      suffix: suffix of the data at a redshift.
-      figure: name of the only figure of a run; empty where each redshift has one.
-      caption: caption of the figures in a report, which are ordered by `rank`, then as in the registry.
-      free: whether the keys may change when a run is resumed.
-      of_modes: whether it needs the linear modes.
-      of_seed: whether it depends on the seed beside the particles.
-      stage: stage of a run that needs more memory with this output; `remedy` reduces it.
-    """
-
-    name: ClassVar[str]
-    suffix: ClassVar[str] = ""
-    figure: ClassVar[str] = ""
-    caption: ClassVar[Caption | None] = None
-    rank: ClassVar[int] = 0
-    free: ClassVar[bool] = True
-    of_modes: ClassVar[bool] = False
-    of_seed: ClassVar[bool] = False
-    stage: ClassVar[str] = ""
-    remedy: ClassVar[str] = ""
+    name: ClassVar[str]  # section in [observe], if there is one, and beginning of the names of files
+    suffix: ClassVar[str] = ""  # of the data at a redshift
+    figure: ClassVar[str] = ""  # name of the only figure of a run; empty where each redshift has one
+    caption: ClassVar[Caption | None] = None  # of the figures in a report
+    rank: ClassVar[int] = 0  # order of the figures in a report, before the one of the registry
+    free: ClassVar[bool] = True  # whether the keys may change when a run is resumed
+    of_modes: ClassVar[bool] = False  # whether it needs the linear modes
+    of_seed: ClassVar[bool] = False  # whether it depends on the seed beside the particles
+    stage: ClassVar[str] = ""  # stage of a run that needs more memory with this output
+    remedy: ClassVar[str] = ""  # change of the keys that reduces this memory
 
     def problems(self, box: Box) -> Iterator[str]:
         """Problems of the keys, also with a box; one line each."""

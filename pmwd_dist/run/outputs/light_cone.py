@@ -49,7 +49,7 @@ from pmwd_dist.run.outputs.fields import write_fields
 from pmwd_dist.run.settings.section import Distance, File, Listed, Section, Three, about, one_or_several
 from pmwd_dist.run.settings.setup import SimulationSetup
 from pmwd_dist.run.settings.table import read_table as read_columns
-from pmwd_dist.run.settings.writing import one_line, toml_value
+from pmwd_dist.run.settings.writing import reason, toml_value
 
 _MAPS, _POWER = "light_cone.hdf5", "convergence_power.csv"
 _WIDEST = 10.0  # field of view that is chosen where none is given [degrees]
@@ -65,13 +65,7 @@ def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
 
 _Source = Annotated[float, Field(gt=0, le=1000)]
 _Numbers = Annotated[tuple[float, ...], BeforeValidator(one_or_several)]
-
-
 _MOST_REDSHIFTS = 4000  # of a bin: an attribute of HDF5 holds 64 kB
-
-
-def _mean(z: np.ndarray, n: np.ndarray) -> float:
-    return float(np.trapezoid(z * n, z) / np.trapezoid(n, z))
 
 
 class Bin(Section):
@@ -96,10 +90,8 @@ class Bin(Section):
             raise ValueError("must have z and n, or a file")
         try:
             z, n = self.n_z
-        except OSError as error:
-            raise ValueError(f"has a file that can't be read: {error.strerror}") from error
-        except ValueError as error:
-            raise ValueError(f"has wrong columns: {one_line(error)}") from error
+        except (OSError, ValueError) as error:
+            raise ValueError(f"has a wrong {'file' if self.file else 'n'}: {reason(error)}") from error
         if not 2 <= len(z) <= _MOST_REDSHIFTS or z[0] < 0 or z[-1] > 1000 or not (np.diff(z) > 0).all():
             raise ValueError(f"must have 2 to {_MOST_REDSHIFTS} redshifts from 0 to 1000, which ascend")
         if not (np.isfinite(n).all() and n.min() >= 0 and n.max() > 0):
@@ -185,11 +177,6 @@ class LightCone(Output):
         count = len(self.lensed)
         return [f"z={z:.9g}" for z in self.lensed] if self.bins is None else [f"bin {i + 1}" for i in range(count)]
 
-    @property
-    def _farthest(self) -> list[float]:
-        """Largest redshift of each map."""
-        return [float(np.max(x[0] if isinstance(x, tuple) else x)) for x in self.lensed]
-
     def build(self, config: Config, cosmo: Cosmology, assignment: Assignment, seed: int) -> ShellLightCone:
         """The light cone of these keys, with a seed of shifts on a sphere.
 
@@ -197,7 +184,8 @@ class LightCone(Output):
           ArgumentError: an argument out of its range, or shells or sources beyond the time span.
         """
         table = growth_table(cosmo)
-        name, farthest = "sources" if self.bins is None else "bins", self._farthest
+        name = "sources" if self.bins is None else "bins"
+        farthest = [float(np.max(x[0] if isinstance(x, tuple) else x)) for x in self.lensed]
         if max(farthest) > (first := 1 / config.a_start - 1):
             constraint = f"reach beyond the start of the run, z = {first:g}"
             raise ArgumentError(name, farthest, constraint, "use nearer sources, or an earlier time.a_start")
@@ -262,7 +250,9 @@ class LightCone(Output):
     def write_last(self, folder: Path, simulation: SimulationSetup, shells: Array, cone_galaxies: Any) -> None:
         cone: Any = simulation.light_cone
         view = self.view(cone, simulation.seed)
-        means = [_mean(*x) if isinstance(x, tuple) else x for x in self.lensed]
+        means = (
+            [float(np.trapezoid(z * n, z) / np.trapezoid(n, z)) for z, n in self.lensed] if self.bins else self.lensed
+        )
         about: dict[str, Any] = {"sources": means, "edges": cone.edges, "box_size": cone.config.box_size}
         about |= {f"n(z) of bin {i}": np.stack(one.n_z) for i, one in enumerate(self.bins or (), 1)}
         if isinstance(cone, FlatSkyLightCone):

@@ -20,17 +20,11 @@ _MOST_PROBLEMS = 20
 
 @dataclass(frozen=True)
 class SettingsTable:
-    """Settings of many simulations.
+    """Settings of many simulations."""
 
-    Args:
-      columns: keys that the rows set, such as "noise.seed".
-      cells: their values in each row, as text.
-      rows: settings of each row.
-    """
-
-    columns: tuple[str, ...]
-    cells: tuple[tuple[str, ...], ...]
-    rows: tuple[SimulationSettings, ...]
+    columns: tuple[str, ...]  # keys that the rows set, such as "noise.seed"
+    cells: tuple[tuple[str, ...], ...]  # their values in each row, as text
+    rows: tuple[SimulationSettings, ...]  # settings of each row
 
     def text(self) -> str:
         """The table as CSV, with absolute paths of files."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,7 +19,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.cosmology.linear_power import check_sigma8_range, normalised_power, sigma8_of_A_s
 from pmwd_dist.cosmology.parameters import Cosmology, parameters
-from pmwd_dist.io.snapshot.initial import InitialConditions, find_initial_conditions
+from pmwd_dist.io.snapshot.initial import find_initial_conditions
 from pmwd_dist.parallel.autotune import remembered
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
 from pmwd_dist.pm.force_correction import ForceCorrection
@@ -25,13 +27,12 @@ from pmwd_dist.pm.gravity import check_force_mesh
 from pmwd_dist.pm.modes import power_nodes
 from pmwd_dist.pm.noise import NoiseKind
 from pmwd_dist.pm.particles import largest
-from pmwd_dist.run.outputs.light_cone import LightCone
 from pmwd_dist.run.settings.reading import SettingsError
 from pmwd_dist.run.settings.setup import SimulationSetup, Table, power_at
 from pmwd_dist.run.settings.simulation import Settings, SimulationSettings
 from pmwd_dist.run.settings.simulation_sections import Box
 from pmwd_dist.run.settings.table import read_table
-from pmwd_dist.run.settings.writing import argument_problem, toml_value
+from pmwd_dist.run.settings.writing import argument_problem, reason, toml_value
 
 # Keys of the file, by the library's arguments.
 _PATHS = {
@@ -54,31 +55,25 @@ def build(settings: Settings) -> SimulationSetup:
     Raises:
       SettingsError: shapes don't divide over the devices or give wrong forces, or structure doesn't grow.
     """
-    try:
+    start = cone = None
+    with _key_errors(settings.box):
         config = config_of(settings)
         check_force_mesh(config)
         cosmo = cosmology_of(settings)
         correction = correction_of(settings, config, cosmo)
-    except ValueError as error:
-        raise SettingsError([_translate(error, settings.box)]) from error
-    try:
+    with _key_errors(settings.box, "cosmology.normalise = true: "):
         power = _power(settings, cosmo)
-    except ArgumentError as error:
-        raise SettingsError([f"cosmology.normalise = true: {error.argument} {error.reason}"]) from error
     if (problem := _linear_problem(settings, cosmo, power, config)) is not None:
         raise SettingsError([problem])
-    try:
-        start = _start(settings, config, cosmo)
-    except ArgumentError as error:
-        raise SettingsError([_translate(error, settings.box)]) from error
-    except (OSError, ValueError) as error:
-        raise SettingsError([f"start.snapshot: {message(error)}"]) from error
-    try:
-        section = settings.observe.light_cone
-        seed = settings.noise.seed
-        cone = None if section is None else section.build(config, cosmo, settings.shell_assignment, seed)
-    except ArgumentError as error:
-        raise SettingsError([_cone_problem(error)]) from error
+    with _key_errors(settings.box, "start.snapshot: "):
+        if isinstance(settings, SimulationSettings) and settings.start.snapshot is not None:
+            path, check_motion = Path(settings.start.snapshot), settings.start.check_motion
+            start = find_initial_conditions(path, cosmo, config, check_motion=check_motion)
+    seed = settings.noise.seed
+    if (section := settings.observe.light_cone) is not None:
+        keys = {name: f"observe.light_cone.{name}" for name in type(section).model_fields}
+        with _key_errors(settings.box, "[observe.light_cone]: ", keys):
+            cone = section.build(config, cosmo, settings.shell_assignment, seed)
     kind = NoiseKind(*(getattr(settings.noise, name) for name in NoiseKind._fields))
     f_nl = settings.cosmology.f_nl or None
     return SimulationSetup(
@@ -86,10 +81,18 @@ def build(settings: Settings) -> SimulationSetup:
     )
 
 
-def _start(settings: Settings, config: Config, cosmo: Cosmology) -> InitialConditions | None:
-    if not isinstance(settings, SimulationSettings) or (path := settings.start.snapshot) is None:
-        return None
-    return find_initial_conditions(Path(path), cosmo, config, check_motion=settings.start.check_motion)
+@contextmanager
+def _key_errors(box: Box, section: str = "", keys: Mapping[str, str] = _PATHS) -> Generator[None]:
+    """Raise errors of the library as SettingsError, with keys of the file in place of arguments."""
+    try:
+        yield
+    except ArgumentError as error:
+        path = keys.get(error.argument)
+        if error.argument == "shape":
+            path = "box.mesh" if error.value == box.mesh else "box.particles"
+        raise SettingsError([f"{section}{error}" if path is None else argument_problem(error, path)]) from error
+    except (OSError, ValueError) as error:
+        raise SettingsError([section + message(error)]) from error
 
 
 def correction_of(settings: Settings, config: Config, cosmo: Cosmology) -> ForceCorrection | None:
@@ -109,12 +112,8 @@ def correction_of(settings: Settings, config: Config, cosmo: Cosmology) -> Force
     try:
         correction = ForceCorrection.load(name)
         correction.check(config)
-    except FileNotFoundError:
-        raise ArgumentError("correction", name, "no such file", "give a path relative to the TOML file") from None
-    except OSError as error:
-        raise ArgumentError("correction", name, f"can't be read: {error.strerror}") from None
-    except ArgumentError as error:
-        raise ArgumentError("correction", name, error.constraint, error.remedy) from None
+    except (OSError, ArgumentError) as error:
+        raise ArgumentError("correction", name, reason(error)) from None
     return correction
 
 
@@ -143,38 +142,16 @@ def _decomposition(settings: Settings, shapes: tuple[Shape3, ...]) -> Decomposit
         "transpose_comm": devices.transpose_comm,
         "halo_comm": devices.halo_comm,
     }
-    pdims = devices.pdims
     if (own := settings.divide(shapes, **chosen)) is not None:
         return own
-    if pdims is None:
+    if devices.pdims is None:
         measured = remembered(shapes) if devices.backend == "auto" else None
         return measured or Decomposition(default_decomposition(shapes).pdims, **chosen)
-    count, processes = jax.device_count(), jax.process_count()
-    wrong = math.prod(pdims) != count if processes > 1 else math.prod(pdims) > count
-    if wrong:
-        there = "there is one" if count == 1 else f"there are {count}"
-        if processes > 1:
-            there += f" in {processes} processes, which must all be used"
-        constraint = f"needs {math.prod(pdims)} devices, and {there}"
-        raise ArgumentError("pdims", pdims, constraint, f"use [{count}, 1]")
-    return Decomposition(pdims, **chosen)
-
-
-def _translate(error: ValueError, box: Box) -> str:
-    """Message of an error of the library, with the key of the file in place of the argument."""
-    if not isinstance(error, ArgumentError):
-        return str(error)
-    path = _PATHS.get(error.argument)
-    if error.argument == "shape":
-        path = "box.mesh" if error.value == box.mesh else "box.particles"
-    return str(error) if path is None else argument_problem(error, path)
-
-
-def _cone_problem(error: ArgumentError) -> str:
-    """Message of an error of a light cone, with the key of the file in place of the argument."""
-    if error.argument not in LightCone.model_fields:
-        return f"[observe.light_cone]: {error}"
-    return argument_problem(error, f"observe.light_cone.{error.argument}")
+    wanted, count = math.prod(devices.pdims), jax.device_count()
+    if wanted > count or (wanted < count and jax.process_count() > 1):  # several processes must use all
+        there = f"needs {wanted} devices, and there are {count}"
+        raise ArgumentError("pdims", devices.pdims, there, f"use [{count}, 1]")
+    return Decomposition(devices.pdims, **chosen)
 
 
 def cosmology_of(settings: Settings) -> Cosmology:

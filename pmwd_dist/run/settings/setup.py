@@ -28,28 +28,19 @@ Table = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class SimulationSetup:
-    """Simulation that is ready to run on the devices of this program.
-
-    Args:
-      power: linear P(k): k [h/Mpc] and P(k) at a = 1 [(Mpc/h)^3] from a file, or the name of a transfer function.
-      light_cone: light cone to fill during the run, or None.
-      f_nl: local primordial non-Gaussianity; None for Gaussian modes.
-      field: white noise of a file, or None.
-      potential_factor: factor of the potential, or None.
-      start: particles of a file, in place of noise and LPT, or None.
-    """
+    """Simulation that is ready to run on the devices of this program."""
 
     config: Config
     cosmo: Cosmology
     solver: str
-    power: Table | str
+    power: Table | str  # k [h/Mpc] and P(k) at a = 1 [(Mpc/h)^3] from a file, or the name of a transfer function
     seed: int
-    light_cone: LightCone | None = None
+    light_cone: LightCone | None = None  # to fill during the run
     kind: NoiseKind = GAUSSIAN
-    f_nl: float | None = None
-    field: np.ndarray | None = None
+    f_nl: float | None = None  # local primordial non-Gaussianity; None for Gaussian modes
+    field: np.ndarray | None = None  # white noise of a file
     potential_factor: ForceCorrection | None = None
-    start: InitialConditions | None = None
+    start: InitialConditions | None = None  # particles of a file, in place of noise and LPT
 
     @property
     def noise(self) -> Array:
@@ -69,7 +60,8 @@ class SimulationSetup:
         """sigma8 of the linear P(k)."""
         if self.table is None:
             return float(np.asarray(self.cosmo.sigma8, float))
-        return _sigma8(*self.table)
+        k, power = map(jnp.asarray, self.table)
+        return math.sqrt(float(power[0] / normalised_power(k, power, 1.0)[0]))
 
     def cosmology_warnings(self) -> list[str]:
         """Warnings about the linear P(k), and a correction of the force of another training."""
@@ -110,11 +102,6 @@ class SimulationSetup:
         if self.table is None:
             return power
         return np.where((k >= self.table[0][0]) & (k <= self.table[0][-1]), power, np.nan)
-
-
-def _sigma8(k: np.ndarray, power: np.ndarray) -> float:
-    """sigma8 of a table."""
-    return math.sqrt(float(power[0] / normalised_power(jnp.asarray(k), jnp.asarray(power), 1.0)[0]))
 
 
 def power_at(k: np.ndarray, cosmo: Cosmology, source: Table | str) -> np.ndarray:

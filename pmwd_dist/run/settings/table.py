@@ -12,7 +12,7 @@ from pmwd_dist._files import read_text
 from pmwd_dist.cosmology.linear_power import TRANSFERS
 from pmwd_dist.pm.modes import check_table, wavenumber_range
 from pmwd_dist.run.settings.simulation_sections import Box
-from pmwd_dist.run.settings.writing import one_line, printable
+from pmwd_dist.run.settings.writing import one_line, printable, reason
 
 _EXPONENT = re.compile(r"(?<=[0-9.])[dD](?=[+-]?[0-9])")
 
@@ -58,17 +58,11 @@ def _lines(text: str) -> list[str]:
 
 def find_table_problems(file: str, box: Box) -> list[str]:
     """Problems of a table for this box."""
-    prefix = f'cosmology.linear_power = "{printable(file)}": '
     low, high = wavenumber_range(box.particles or box.mesh, box.size)
     try:
         k, power = read_table(Path(file))
         check_table(k, power, low, high)
-    except FileNotFoundError:
-        return [f"{prefix}no such file; give a path relative to the TOML file, or a name: {', '.join(TRANSFERS)}"]
-    except OSError as error:
-        return [f"{prefix}can't be read: {error.strerror}"]
-    except ArgumentError as error:
-        return [prefix + error.reason]
-    except ValueError as error:
-        return [f"{prefix}can't be read: {one_line(error)}"]
+    except (OSError, ValueError) as error:
+        names = f", or a name: {', '.join(TRANSFERS)}" if isinstance(error, FileNotFoundError) else ""
+        return [f'cosmology.linear_power = "{printable(file)}": {reason(error)}{names}']
     return []

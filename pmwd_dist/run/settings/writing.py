@@ -52,6 +52,15 @@ def argument_problem(error: ArgumentError, path: str) -> str:
     return f"{path}{value}{along}: {error.reason}"
 
 
+def reason(error: Exception) -> str:
+    """What is wrong with a file or an argument, on one line, without its name."""
+    if isinstance(error, FileNotFoundError):
+        return "no such file; give a path relative to the TOML file"
+    if isinstance(error, OSError):
+        return f"can't be read: {error.strerror}"
+    return error.reason if isinstance(error, ArgumentError) else one_line(error)
+
+
 def one_line(error: Exception) -> str:
     """Message of an error on one line, at most 200 characters of it, without its last full stop."""
     line = printable(" ".join(str(error).split()).rstrip(".;"))

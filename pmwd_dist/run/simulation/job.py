@@ -65,25 +65,15 @@ Saved = tuple[Path, dict[str, Any]]  # a checkpoint and its description
 
 @dataclass
 class Progress:
-    """The state of a run after a number of steps.
+    """The state of a run after a number of steps."""
 
-    Args:
-      config: the simulation, with the width of the halo that is in use.
-      position: particles at the end of the step, or with the drift of the next one.
-      status: status so far.
-      schedule: all steps.
-      step: number of steps.
-      shells: shells of the light cone so far; None without one.
-      cone_galaxies: galaxies that light has passed so far; None without any.
-    """
-
-    config: Config
-    position: ExactParticles | MidStep
+    config: Config  # with the width of the halo that is in use
+    position: ExactParticles | MidStep  # at the end of the step, or with the drift of the next one
     status: Status
-    schedule: StepSchedule
-    step: int
-    shells: Array | None = None
-    cone_galaxies: ConeGalaxies | None = None
+    schedule: StepSchedule  # of all steps
+    step: int  # number of steps so far
+    shells: Array | None = None  # of the light cone
+    cone_galaxies: ConeGalaxies | None = None  # that light has passed
 
     def particles(self) -> ExactParticles:
         """The particles at the end of the step: the drift of the next one is reversed."""

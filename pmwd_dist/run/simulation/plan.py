@@ -29,14 +29,10 @@ from pmwd_dist.run.simulation.programs import least_memory, run_memory
 
 @dataclass(frozen=True)
 class SimulationPlan(Plan):
-    """A simulation that writes its results into a folder.
-
-    Args:
-      times: scale factors at which steps begin and end.
-    """
+    """A simulation that writes its results into a folder."""
 
     settings: SimulationSettings
-    times: tuple[float, ...]
+    times: tuple[float, ...]  # scale factors at which steps begin and end
 
     @classmethod
     def of(cls, settings: SimulationSettings, folder: Path) -> Self:

@@ -1,8 +1,10 @@
-"""Halos of a snapshot, ours or of another code."""
+"""Measurements of a snapshot, ours or of another code: power spectrum and halos."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,28 +12,98 @@ import jax
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.cli.measure import check_outputs, option_errors
+from pmwd_dist._files import open_regular
+from pmwd_dist.config import Config
 from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY
 from pmwd_dist.io.snapshot.header import SnapshotHeader, read_header, snapshot_files, units_note
-from pmwd_dist.io.snapshot.particles import (
-    MASSES,
-    ORDER,
-    POSITIONS,
-    VELOCITIES,
-    check_arrays,
-    chunks,
-    holds,
-)
+from pmwd_dist.io.snapshot.matter import lattice_of, matter_notes, paint_matter
+from pmwd_dist.io.snapshot.particles import MASSES, ORDER, POSITIONS, VELOCITIES, check_arrays, chunks, holds
 from pmwd_dist.observe.halo_masses import with_masses
 from pmwd_dist.observe.halos import PARTICLE_MASS, Rows, catalogue_of, find_groups, joined, make_rows, wrapped
+from pmwd_dist.observe.power import power_spectrum
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.decomposition import default_decomposition
 from pmwd_dist.parallel.exchange import Places
 from pmwd_dist.report.tables import write_table
 from pmwd_dist.run.outputs.halos import halo_table
+from pmwd_dist.run.outputs.power import spectrum_table
 
+_BEGINNING = 1 << 16  # bytes of a result that hold its kind
 _DARK = 1  # type of the particles
 _EQUAL = 1e-4  # largest relative difference of their masses
+
+
+def measure_snapshot(
+    path: Path, mesh: int | None, output: Path | None, types: Sequence[int] | None, length_unit: str | None
+) -> tuple[list[str], list[str]]:
+    """Measure P(k) of a snapshot and write it as CSV; the column of linear theory is NaN, as snapshots don't hold it.
+
+    Returns:
+      Lines about the particles and the file, and warnings.
+
+    Raises:
+      ValueError: not a snapshot, a damaged one, or a mesh that doesn't divide over the devices.
+      OSError: a file can't be read or written.
+    """
+    files = snapshot_files(path)
+    output = path.with_name(f"{path.stem}_power.csv") if output is None else output
+    check_outputs(files, {output: "k [h/Mpc],"})
+    with option_errors():
+        header = read_header(files, length_unit)
+        config = _config(path, header, mesh)
+        density, matter = paint_matter(files, header, config, types)
+    spectrum = power_spectrum(density, config)
+    if distributed.is_main():
+        write_table(output, spectrum_table(spectrum, np.full(len(spectrum.k), np.nan), matter.shot_noise))
+    parts = [", ".join(f"{count} of type {kind}" for kind, count in matter.counts.items())]
+    if not np.isnan(matter.omega):
+        parts.append(f"their density is {matter.omega:.3g}, and Omega_m {header.Omega_m:.3g}")
+    if matter.left_out:
+        parts.append("left out: " + ", ".join(f"type {kind}" for kind in matter.left_out))
+    lines = [f"particles: {'; '.join(parts)}", f"wrote {output}"]
+    return lines, matter_notes(matter, types, files[0], "--length-unit")
+
+
+@contextmanager
+def option_errors() -> Generator[None]:
+    """Name the options of the command in errors about arguments."""
+    try:
+        yield
+    except ArgumentError as error:
+        option = f"--{error.argument.replace('_', '-')}"
+        raise ArgumentError(option, error.value, error.constraint, error.remedy) from error
+
+
+def check_outputs(files: Sequence[Path], outputs: Mapping[Path, str]) -> None:
+    """Raise ArgumentError if a result would replace a file of the snapshot, or one of another kind.
+
+    Args:
+      files: files of the snapshot.
+      outputs: paths of results, and a text near the beginning of each earlier one.
+    """
+    for path, mark in outputs.items():
+        if path.exists() and any(map(path.samefile, files)):
+            raise ArgumentError("--output", str(path), "is a file of the snapshot", "use another name")
+        if path.exists():
+            with open_regular(path) as file:
+                if mark.encode() not in file.read(_BEGINNING):
+                    raise ArgumentError("--output", str(path), "is a file of another kind", "use another name")
+
+
+def _config(path: Path, header: SnapshotHeader, mesh: int | None) -> Config:
+    """A config of the snapshot; ValueError if its mesh can't be that."""
+    cells = header.mesh_shape if mesh is None else (mesh, mesh, mesh)
+    own = f"{path}: its mesh of {cells}" if mesh is None else f"--mesh {mesh}"
+    try:
+        try:
+            decomposition = default_decomposition((cells,), jax.device_count())
+        except ArgumentError:  # one device, where these do not divide the mesh; several processes must use all
+            if jax.process_count() > 1:
+                raise
+            decomposition = default_decomposition((cells,), 1)
+        return Config(header.box_size, cells, lattice_of(cells, sum(header.counts)), decomposition=decomposition)
+    except ArgumentError as error:
+        raise ValueError(f"{own}: {error.constraint}") from error
 
 
 def measure_halos(path: Path, output: Path | None, length_unit: str | None, **options: Any) -> list[str]:
