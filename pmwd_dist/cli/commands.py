@@ -412,8 +412,7 @@ def _job_type(settings: Settings) -> type[Job]:
 def _checked_job(settings: Callable[[], Settings], folder: Path, **options: Any) -> tuple[Job, list[str]]:
     """The job of some settings, the same on all processes, and its warnings. Collective.
 
-    Raises:
-      CommandError: a process can't do the job, or has another one.
+    Raises CommandError if a process can't do the job, or has another one.
     """
     with command_errors():
         found = settings()

@@ -34,11 +34,9 @@ _INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None, *, began: float | None = None) -> NoReturn:
-    """Run the program `pmwd-dist`.
+    """Run the program `pmwd-dist` with these command-line arguments; default: sys.argv.
 
-    Args:
-      arguments: command-line arguments; default: sys.argv.
-      began: time.perf_counter() at the start of the program; default: now.
+    It began at this time of time.perf_counter(); default: now.
     """
     began = time.perf_counter() if began is None else began
     code = _run(list(sys.argv[1:] if arguments is None else arguments) or ["--help"], began)

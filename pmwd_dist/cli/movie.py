@@ -18,15 +18,8 @@ from pmwd_dist.run.outputs.slices import Slices
 def write_movie(folder: Path, output: Path | None = None, *, fps: int = 8) -> Path:
     """Write the slices of a run as frames, from early to late, on the scale of the last one; return the path.
 
-    Slices that are no files of the run are left out.
-
-    Args:
-      folder: folder of the run.
-      output: GIF file, or another format by ffmpeg; default: movie.gif in the folder.
-      fps: frames a second.
-
-    Raises:
-      ValueError: there are fewer than two slices, or ffmpeg is missing.
+    The file is a GIF, or of another format by ffmpeg; default: movie.gif in the folder. Slices that are no files of the
+    run are left out. Raises ValueError if there are fewer than two slices, or ffmpeg is missing.
     """
     from matplotlib.animation import writers
 

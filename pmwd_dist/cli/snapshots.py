@@ -38,12 +38,8 @@ def measure_snapshot(
 ) -> tuple[list[str], list[str]]:
     """Measure P(k) of a snapshot and write it as CSV; the column of linear theory is NaN, as snapshots don't hold it.
 
-    Returns:
-      Lines about the particles and the file, and warnings.
-
-    Raises:
-      ValueError: not a snapshot, a damaged one, or a mesh that doesn't divide over the devices.
-      OSError: a file can't be read or written.
+    Returns lines about the particles and the file, and warnings. Raises ValueError for no snapshot, a damaged one, or a
+    mesh that doesn't divide over the devices, and OSError if a file can't be read or written.
     """
     files = snapshot_files(path)
     output = path.with_name(f"{path.stem}_power.csv") if output is None else output
@@ -77,9 +73,7 @@ def option_errors() -> Generator[None]:
 def check_outputs(files: Sequence[Path], outputs: Mapping[Path, str]) -> None:
     """Raise ArgumentError if a result would replace a file of the snapshot, or one of another kind.
 
-    Args:
-      files: files of the snapshot.
-      outputs: paths of results, and a text near the beginning of each earlier one.
+    Results are paths, with a text near the beginning of each earlier one.
     """
     for path, mark in outputs.items():
         if path.exists() and any(map(path.samefile, files)):
@@ -110,19 +104,8 @@ def measure_halos(path: Path, output: Path | None, length_unit: str | None, **op
     """Find halos of the dark matter in a snapshot, and write their catalogue and mass function (M200m). Collective.
 
     Masses of spheres assume a flat LCDM universe; beside gas and stars, dark matter is taken over its own mean density.
-
-    Args:
-      path: snapshot.
-      output: catalogue; default: beside the snapshot. The mass function is a CSV file beside it.
-      length_unit: unit of length; default: the unit of the file.
-      options: options of `find_groups`.
-
-    Returns:
-      Lines about the halos and the files.
-
-    Raises:
-      ValueError: not a snapshot, a damaged one, or one without dark matter.
-      OSError: a file can't be read or written.
+    The mass function is a CSV file beside the catalogue. Options are those of `find_groups`. Returns lines about the
+    halos and the files. Raises ValueError for no snapshot, a damaged one, or one without dark matter.
     """
     files = snapshot_files(path)
     output = path.with_name(f"{path.stem}_halos.hdf5") if output is None else output

@@ -64,14 +64,9 @@ def write_arrays(path: Path, arrays: Arrays, about: About) -> None:
 
 
 class ArrayFile:
-    """A file of arrays, open for reading.
+    """A file of arrays, open for reading; the remedy is advice at the end of error messages.
 
-    Args:
-      remedy: advice for a damaged file, at the end of error messages.
-
-    Raises:
-      ArrayFileError: the file is missing or damaged.
-      OSError: the file can't be opened.
+    Raises ArrayFileError if the file is missing or damaged, and OSError if it can't be opened.
     """
 
     def __init__(self, path: Path, remedy: str = RESTORE):
@@ -135,9 +130,7 @@ def read_arrays(
 ) -> Arrays:
     """Read the arrays of a file, with required entries of the description, and names and shapes of required arrays.
 
-    Raises:
-      ArrayFileError: the file is missing or damaged, of another run, or holds other arrays.
-      OSError: the file can't be opened.
+    Raises ArrayFileError if the file is missing or damaged, of another run, or holds other arrays.
     """
     with ArrayFile(path, remedy) as file:
         file.expect(about or {})

@@ -34,13 +34,8 @@ def path_of(folder: Path, step: int) -> Path:
 def save(folder: Path, step: int, tree: Any, meta: dict[str, Any]) -> Path:
     """Write a pytree of arrays as the checkpoint of a step. Collective.
 
-    `meta` is further content that JSON can hold, the same on all processes.
-
-    Returns:
-      The checkpoint, a folder with one file a process.
-
-    Raises:
-      OSError: the checkpoint can't be written; it is absent then.
+    `meta` is further content that JSON can hold, the same on all processes. Returns the checkpoint, a folder with one
+    file a process. Raises OSError if it can't be written; it is absent then.
     """
     path = path_of(folder, step)
     aside = temporary(path)
@@ -95,11 +90,7 @@ def _step(path: Path) -> int:
 
 
 def meta(path: Path) -> dict[str, Any]:
-    """Description of a checkpoint, after a check of the step in its name.
-
-    Raises:
-      ArrayFileError: the checkpoint is damaged or renamed.
-    """
+    """Description of a checkpoint; ArrayFileError if it is damaged, or renamed after another step."""
     with ArrayFile(path / "0.npz", REMEDY) as part:
         with part.reading():
             step, count = part.about["step"], part.about["processes"]
@@ -113,10 +104,8 @@ def meta(path: Path) -> dict[str, Any]:
 def load(path: Path, like: Any) -> Any:
     """Read the pytree of a checkpoint, with the shardings of `like`, which may differ from the saved ones.
 
-    `like` holds arrays, or jax.ShapeDtypeStruct with shardings.
-
-    Raises:
-      ArrayFileError: the checkpoint is damaged, or holds other arrays.
+    `like` holds arrays, or jax.ShapeDtypeStruct with shardings. Raises ArrayFileError if the checkpoint is damaged, or
+    holds other arrays.
     """
     description = meta(path)
     leaves, structure = jax.tree.flatten(like)

@@ -58,7 +58,7 @@ def enable_compilation_cache(warn: Callable[[str], None] | None = None) -> None:
     config.update("jax_compilation_cache_max_size", -1)
     config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a run has a hundred small programs
     reset_cache()  # JAX looks at its settings once, when it compiles its first program
-    warnings.showwarning = _Once(folder, warn, warnings.showwarning)
+    _report_once(folder, warn)
 
 
 def default_folder() -> Path:
@@ -86,11 +86,7 @@ def _warn(text: str) -> None:
 
 
 def _prepare(folder: Path) -> None:
-    """Make the folder, for this user alone: programs in it are executed.
-
-    Raises:
-      OSError: the folder can't be made or written, or others may write into it.
-    """
+    """Make the folder, for this user alone; OSError if others may write into it: programs in it are executed."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if (found := _open_to_others(folder)) is not None:
         raise PermissionError(1, "others may write into this folder, of which programs are executed", str(found))
@@ -132,19 +128,18 @@ def _entries(folder: Path) -> list[tuple[float, int, Path]]:
     return found
 
 
-class _Once:
-    """Replacement of warnings.showwarning that reports the first warning about the cache and drops further ones."""
+def _report_once(folder: Path, warn: Callable[[str], None]) -> None:
+    """Report the first warning of JAX about the cache, and drop further ones."""
+    others, reported = warnings.showwarning, list[str]()
 
-    def __init__(self, folder: Path, warn: Callable[[str], None], others: Callable[..., None]):
-        self._folder, self._warn, self._others, self._done = folder, warn, others, False
-
-    def __call__(self, text: Warning | str, *where: Any, **more: Any) -> None:
-        """Show a warning."""
+    def show(text: Warning | str, *where: Any, **more: Any) -> None:
         if _ABOUT not in str(text):
-            self._others(text, *where, **more)
+            others(text, *where, **more)
             return
         if "reading" in str(text):
-            _prune(self._folder, 0)  # a process that is killed while it writes an entry leaves half of it
-        if not self._done:
-            self._done = True
-            self._warn(f"{self._folder}: {str(text).rpartition(': ')[2]}; programs are compiled anew")
+            _prune(folder, 0)  # a process that is killed while it writes an entry leaves half of it
+        if not reported:
+            reported.append(str(text).rpartition(": ")[2])
+            warn(f"{folder}: {reported[0]}; programs are compiled anew")
+
+    warnings.showwarning = show

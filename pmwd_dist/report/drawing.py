@@ -68,12 +68,7 @@ def finish(figures: Figures) -> None:
 
 
 def write(path: Path, read: Callable[[], Drawing]) -> None:
-    """Draw a figure, and write it as PNG.
-
-    Raises:
-      ValueError: its data are damaged.
-      OSError: a file can't be read or written.
-    """
+    """Draw a figure, and write it as PNG; ValueError if its data are damaged."""
     with drawing_errors(path):
         save(read()(), path)
 

@@ -179,14 +179,7 @@ def lensed_maps(
 ) -> Figure:
     """Draw maps of the convergence of several sources side by side, and their angular power spectra.
 
-    Args:
-      names: names of the sources.
-      maps: maps of `convergence`, one for each source.
-      shear: shear of each map, on a flat sky.
-      field: side of the field of view of a flat sky [degrees].
-      spectra: spectra of `angular_power`; or none.
-      linear: linear theory at the multipoles of each spectrum.
-      labels: label of each spectrum.
+    Arguments are those of `convergence` for each source, and of `angular_power` for the spectra, if there are any.
     """
     from matplotlib.figure import Figure
 

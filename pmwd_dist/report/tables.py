@@ -34,12 +34,7 @@ def write_table(path: Path, table: Table) -> None:
 
 
 def read_table(path: Path) -> Table:
-    """Read a table from its CSV file.
-
-    Raises:
-      ValueError: the file does not hold a table.
-      OSError: the file can't be read, or is no regular file.
-    """
+    """Read a table from its CSV file; ValueError if it does not hold one, OSError if it can't be read."""
     try:
         names, *lines = read_text(path, own=True).splitlines()
         title = ""

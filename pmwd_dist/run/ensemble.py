@@ -65,11 +65,7 @@ class Ensemble:
 
     @classmethod
     def of_folder(cls, folder: Path, overrides: Sequence[str] = ()) -> Ensemble:
-        """The ensemble of a folder, with other values of some keys.
-
-        Raises:
-          ValueError: the folder is of no ensemble, or its settings were edited.
-        """
+        """The ensemble of a folder, with other values of some keys; ValueError if it is none, or was edited."""
         if manifest.identity(folder).get(_SETTINGS) != _digest(folder):
             raise ValueError(f"{folder}: {BASE} or {TABLE} has changed since its rows began; set it back")
         return cls(read_settings_table(folder / BASE, folder / TABLE, overrides, replace=True), folder)
@@ -96,11 +92,8 @@ def is_ensemble(folder: Path) -> bool:
 def prepare_ensemble(ensemble: Ensemble) -> None:
     """Make the folder of an ensemble with its settings, or join the programs that work there already. Collective.
 
-    Raises:
-      SettingsError: a row can't be run on these devices, or the disk is too small.
-      ValueError: the folder is of other settings, or of something else.
-      OSError: a file can't be written.
-      SharedError: one of these, where there are several processes.
+    Raises ValueError if a row can't be run, the disk is too small, or the folder is of other settings or something
+    else.
     """
     with raise_on_all_processes():
         if distributed.is_main():
@@ -154,13 +147,8 @@ def run_ensemble(
     """Work on all rows that nobody else works on, and write the summary after the last row. Collective.
 
     Each row is a run of its own, of the same bits. A row that another program has left, by an interruption or because
-    it was killed, goes on from its last checkpoint.
-
-    Args:
-      ensemble: simulations whose folder is prepared.
-      listener: called with an event for each row, on process 0.
-      retry: work again on rows that have failed before the program began.
-      time_limit: seconds from the start of the program after which the work is over.
+    it was killed, goes on from its last checkpoint. With `retry`, so do those that have failed before the program
+    began.
 
     Returns:
       Lines about the end.
@@ -252,9 +240,7 @@ class _Worker:
     def _run(self, i: int, *, is_new: bool) -> str:
         """Run a row, and return the reason of a failure. Collective.
 
-        Raises:
-          StartError: the row can't be run; nothing of it is changed.
-          OSError, SharedError: no other row would do better.
+        Raises StartError if the row can't be run, and OSError or SharedError if no other row would do better.
         """
         try:
             job = self._job(i)
@@ -264,8 +250,7 @@ class _Worker:
                 if is_new:
                     prepare_folder(job, overwrite=True)
             left = None if self._end is None else max(self._end - time.perf_counter(), 0.0)
-            warn = lambda event: self._listener(event) if event.name == "warning" else None  # noqa: E731
-            execute(job, warn, resume=not is_new, time_limit=left)
+            execute(job, self._show_warning, resume=not is_new, time_limit=left)
         except (OSError, SharedError, StartError):
             raise
         except Exception as error:
@@ -294,6 +279,10 @@ class _Worker:
         self._stages[shapes] = job.stages
         return job
 
+    def _show_warning(self, event: Event) -> None:
+        if event.name == "warning":
+            self._listener(event)
+
     def _say(self, name: str, text: str) -> None:
         if distributed.is_main():
             self._listener(Event(name, text, {}))
@@ -302,9 +291,7 @@ class _Worker:
 def write_summary(ensemble: Ensemble) -> list[str]:
     """Write the tables of all rows into one file, with their parameters and what has become of them. Collective.
 
-    Raises:
-      SimulationError: rows have failed, or their files are damaged; those of the other rows are in the summary.
-      OSError, ValueError: a file can't be written, or is damaged.
+    Raises SimulationError if rows have failed or are damaged; those of the other rows are in the summary.
     """
     with raise_on_all_processes():
         if not distributed.is_main():

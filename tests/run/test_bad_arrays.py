@@ -64,7 +64,7 @@ def test_the_reason_is_named(tmp_path: Path) -> None:
         _, (line,) = read_files({"data.file": f"{folder}/{fuzz.KINDS[kind]}"}, *shapes)
         return line.rpartition('": ')[2]
 
-    assert reason("npy", "pipe") == "not a regular file"
+    assert reason("npy", "pipe") == "can't be read: not a regular file"
     assert reason("npy", "zip") == "is no .npy file, or damaged: it is a zip file"
     assert reason("npy", "fewer values").startswith("is no .npy file, or damaged: mmap length is greater than file")
     assert reason("npy", "header of 4 GB").endswith("its header is larger than 64 kB")

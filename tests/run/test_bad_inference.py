@@ -216,7 +216,7 @@ AMPLITUDE = 'priors.template={ kind = "normal", mean = 0.0, sd = 0.2 }'
         ({"sigma": broken(0)}, [], 'likelihood.sigma = ".*sigma.npy": must be positive and finite'),
         ({"sigma": np.ones((4, 4, 8))}, [], r"likelihood.sigma = .*: has the shape \[4, 4, 8\], and box.mesh"),
         ({"file": np.array(["a"])}, [], "holds <U1, no real numbers"),
-        ({}, ["data.file=missing.npy"], 'data.file = .*missing.npy": No such file'),
+        ({}, ["data.file=missing.npy"], 'data.file = .*missing.npy": no such file'),
         ({}, ["data.file=counts.h5:/d"], "data.file = .*counts.h5"),
         ({}, ["data.file=counts.txt"], "must end with .npy, or name a data set"),
     ],

@@ -146,7 +146,7 @@ def test_shear_with_a_number_of_galaxies_in_each_pixel_is_data(tmp_path: Path) -
         "priors.delta_z = .*: has lists of several lengths": SHEAR.replace("[1e-3, 2e-3]", "[1e-3]"),
         "priors.sigma8 = .*: has lists; use one number": SHEAR.replace("mean = 1.5", "mean = [1.5, 2.0]"),
         "likelihood.density: data.counts hold the galaxies": SHEAR.replace('quantity = "shear"', "density = 1.0"),
-        "data.counts = .*: No such file": SHEAR.replace("counts.npy", "none.npy"),
+        "data.counts = .*: no such file": SHEAR.replace("counts.npy", "none.npy"),
         "data.counts: is of likelihood.kind": SMALL + '[data]\ncounts = "counts.npy"\n',
         "likelihood.quantity: is of likelihood.kind": SMALL.replace("sigma = 0.5", 'sigma = 0.5\nquantity = "shear"'),
         "priors.m: is of likelihood.kind": SMALL.replace(

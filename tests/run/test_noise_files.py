@@ -56,7 +56,7 @@ def test_options_of_the_noise_are_those_of_the_library(tmp_path: Path) -> None:
         ((8, 8, 8), 3.0, [], r"noise.file = .* has mean .* and variance 9.\d*, and white noise has 0 and 1"),
         ((4, 4, 4), 1.0, [], r"noise.file = .*has the shape \[4, 4, 4\], and box.mesh is \[8, 8, 8\]"),
         ((8, 8, 8), 1.0, ["noise.fixed=true"], "noise.file: nested and fixed are options of a seed"),
-        ((8, 8, 8), 1.0, ["noise.file=b.npy"], "noise.file = .*b.npy.*No such file"),
+        ((8, 8, 8), 1.0, ["noise.file=b.npy"], "noise.file = .*b.npy.*no such file"),
     ],
 )
 def test_wrong_noise_is_named(

@@ -402,7 +402,7 @@ def test_counts_have_the_power_of_the_table(tmp_path: Path):
         ("observe.light_cone.bins=[{z=[0.1, 0.2], n=[1, 2, 3]}]", r"bins\[0\] = .*has wrong columns"),
         ("observe.light_cone.bins=[{z=[0.1, 0.2], n=[0, 0]}]", r"bins\[0\] = .*numbers of 0 or more, not all 0"),
         ("observe.light_cone.bins=[{z=[0.1, 0.2], m=1}]", r"bins\[0\] = .*has an unknown key, m;"),
-        ("observe.light_cone.bins=[{file='none.txt'}]", r"bins\[0\] = .*can't be read: No such file"),
+        ("observe.light_cone.bins=[{file='none.txt'}]", r"bins\[0\] = .*has wrong columns: no such file"),
         ("observe.light_cone={sources=0.01, edges=[100, 200]}", "observe.light_cone.sources = 0.01.*nearer than"),
         ("observe.light_cone={sky='sphere', edges=[0, 4000]}", "observe.light_cone.edges.*repetitions of a box"),
         ("observe.light_cone.pixels=30", "observe.light_cone.pixels = .*not divisible by 4"),
@@ -461,7 +461,7 @@ def test_masks_that_are_none_are_refused(tmp_path: Path):
     np.save(tmp_path / "dark.npy", np.zeros((16, 16, 16)))
     np.save(tmp_path / "bytes.npy", np.full((16, 16, 16), 255))
     for name, words in {
-        "none.npy": "No such file",
+        "none.npy": "no such file",
         "flat.npy": r"has the shape \[8, 8\], and box.mesh is \[16, 16, 16\]",
         "dark.npy": "must hold shares from 0 to 1, and some above 0",
         "bytes.npy": "must hold shares from 0 to 1, and some above 0",

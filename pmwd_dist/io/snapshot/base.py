@@ -20,13 +20,7 @@ Precision = Literal["single", "double"]
 
 
 class Part:
-    """The part of a snapshot in one file, and the numbers in its header.
-
-    Args:
-      cosmo: cosmology; its h, Omega_b, Omega_m and Omega_lambda are attributes.
-      config: the simulation; the mass of a particle [1e10 Msun/h] is an attribute.
-      positions: type of the positions.
-    """
+    """The part of a snapshot in one file, and the numbers in its header, masses in 1e10 Msun/h."""
 
     def __init__(self, count: int, files: int, cosmo: Any, config: Config, a: float, positions: str):
         self.count, self.files, self.cosmo, self.config, self.a = count, files, cosmo, config, float(a)

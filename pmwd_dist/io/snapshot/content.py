@@ -40,11 +40,8 @@ class Malformed(ValueError):
 def opened(path: Path) -> Generator[File]:
     """Open a file for reading; errors of h5py and `Malformed` of the body become a ValueError that names the file.
 
-    HDF5's own lock is not taken: some file systems have none, and files of this package are complete or absent.
-
-    Raises:
-      ValueError: not an HDF5 file, damaged, or malformed.
-      OSError: the file is missing, or can't be opened.
+    HDF5's own lock is not taken: some file systems have none, and files of this package are complete or absent. Raises
+    OSError if the file is missing, or can't be opened.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError(f"{path}: not a file")

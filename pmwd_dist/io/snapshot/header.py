@@ -67,11 +67,7 @@ def read_header(files: Sequence[Path], length_unit: str | None = None, h: float 
     """The header of a snapshot in one or several files.
 
     The default unit of length is the one that the file names. `h` is the Hubble constant of files that name none
-    [100 km/s/Mpc]; without it they are an error.
-
-    Raises:
-      ValueError: a file is not a snapshot, damaged, or of another snapshot.
-      OSError: a file is missing, or can't be opened.
+    [100 km/s/Mpc]; without it they are an error. Raises ValueError if a file is damaged, or of another snapshot.
     """
     unit = units.length_unit(length_unit) or _unit_of_positions(files, h)
     header: SnapshotHeader | None = None
@@ -253,15 +249,10 @@ def _shape(group: Any, name: str) -> Shape3:
 
 
 def snapshot_files(path: Path) -> list[Path]:
-    """All files of the snapshot to which this path belongs.
+    """All files of the snapshot to which a path belongs.
 
-    Args:
-      path: a file, any of a set (name.0.hdf5), the common name of a set, with or without its ending, or a folder that
-        holds one snapshot.
-
-    Raises:
-      ValueError: a folder holds several snapshots, or a file is not a snapshot.
-      OSError: the snapshot, or one of its files, is missing.
+    The path is a file, any of a set (name.0.hdf5), the common name of a set, with or without its ending, or a folder
+    that holds one snapshot. Raises ValueError if a folder holds several, and OSError if one of the files is missing.
     """
     first = _in_folder(path) if path.is_dir() else _named(path)
     with opened(first) as file:

@@ -102,8 +102,7 @@ class InitialConditions:
     def read(self, cosmo: Cosmology, config: Config, warn: Callable[[str], None]) -> Particles:
         """The particles at `config.a_start`. Collective.
 
-        Raises:
-          ValueError: the particles have different masses or no lattice, or their velocities are far from linear growth.
+        Raises ValueError if they have different masses or no lattice, or their velocities are far from linear growth.
         """
         files, header = self.files, self.header
         with raise_on_all_processes():
@@ -119,12 +118,7 @@ class InitialConditions:
 def find_initial_conditions(
     path: Path, cosmo: Cosmology, config: Config, *, check_motion: bool = True
 ) -> InitialConditions:
-    """The files of initial conditions, with headers that fit the simulation.
-
-    Raises:
-      ValueError: the headers do not fit, as for `load_initial_conditions`.
-      OSError: a file is missing or can't be read.
-    """
+    """The files of initial conditions; ValueError if their headers do not fit the simulation."""
     own = parameters(cosmo)
     files = snapshot_files(path)
     header = _header(files, float(own.h), config)
@@ -191,9 +185,7 @@ def compare_with_linear_growth(
 
     The difference is the larger one of |s - 1| and 1 - r, with the slope s = <v d*> / <d d*> over that of linear growth
     and the correlation coefficient r. One of 3 % is a warning, as is a mean velocity of 10 % of the rms of velocities.
-
-    Raises:
-      ValueError: a difference of 10 % or more.
+    A difference of 10 % raises ValueError.
     """
     run = jit(partial(_octave_sums, config=config), out_shardings=config.decomposition.replicated)
     dd, dv, vv, density2 = np.asarray(run(particles.disp, particles.vel), float).sum(-1)
@@ -229,13 +221,9 @@ def compare_with_linear_growth(
 
 def _mean_and_rms(x: Array, config: Config) -> tuple[np.ndarray, float]:
     """Mean vector of particles, and the rms distance of their vectors from it."""
-    mean, square = jit(_moments, out_shardings=config.decomposition.replicated)(x)
+    moments = jit(lambda x: (x.mean((0, 1, 2)), x.var((0, 1, 2)).sum()), out_shardings=config.decomposition.replicated)
+    mean, square = moments(x)
     return np.asarray(mean, float), math.sqrt(float(square))
-
-
-def _moments(x: Array) -> tuple[Array, Array]:
-    mean = x.mean((0, 1, 2), keepdims=True)
-    return mean.ravel(), jnp.sum((x - mean) ** 2, -1).mean()
 
 
 def _nyquist(config: Config) -> float:

@@ -101,7 +101,11 @@ def paint_matter(
         for kind in chosen:
             check_arrays(files, header, kind, columns[kind])
     lattice = lattice_of(config.mesh_shape, sum(header.counts[kind] for kind in chosen))
-    particles = _particles(files, header, {kind: columns[kind] for kind in chosen})
+    particles = (  # positions [Mpc/h] and masses [1e10 Msun/h] of all files; masses are 1 where none are known
+        (x, masses[0] if masses else np.full(len(x), header.masses[kind] or 1.0))
+        for kind in chosen
+        for x, *masses in chunks(files, header, kind, columns[kind])
+    )
     density, mass, squares = _paint(particles, replace(config, particle_shape=lattice, halo=1))
     if not mass > 0:
         raise ValueError(f"{files[0]}: its particles have no mass")
@@ -167,15 +171,6 @@ def _choose(
     if lacking and len(chosen) > 1:
         raise ArgumentError("types", list(chosen), f"includes {lacking[0]}, whose particles have no masses")
     return chosen
-
-
-def _particles(
-    files: Sequence[Path], header: SnapshotHeader, columns: dict[int, list[Column]]
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Positions [Mpc/h] and masses [1e10 Msun/h] of the particles of all files; masses are 1 where none are known."""
-    for kind, wanted in columns.items():
-        for x, *masses in chunks(files, header, kind, wanted):
-            yield x, masses[0] if masses else np.full(len(x), header.masses[kind] or 1.0)
 
 
 # --- painting ----------------------------------------------------------------------------------------------

@@ -100,8 +100,7 @@ def length_unit(name: str | None) -> Unit | None:
 def find_unit(quantity: Quantity, file: File, h: float, a: float, data: Dataset | None = None) -> Unit:
     """Unit of an array, or of numbers in the header; `place` is empty where no attribute names it.
 
-    Raises:
-      Malformed: two places name different units.
+    Raises Malformed if two places name different units.
     """
     found = [*_of_array(data), *_of_groups(quantity, file)]
     for unit in found[1:]:

@@ -153,25 +153,24 @@ class Snapshot:
 def _checked(
     config: Config, format: str, precision: str | None, compression: str | None
 ) -> tuple[SnapshotFormat, dict[str, Any]]:
-    """The format, and the options of a dataset with its filters.
-
-    Raises:
-      ValueError: an option is unknown, or the format can't hold the box.
-    """
+    """The format, and the options of a dataset with its filters; ValueError if the format can't hold the box."""
     check_choice(format, "format", get_args(Format))
     check_choice(precision, "precision", (None, *get_args(Precision)))
     check_choice(compression, "compression", (None, *get_args(Compression)))
     kind: Any = FORMATS[format].of(precision)  # type: ignore[index]
     if kind.cubic and len(set(config.box_size)) > 1:
         raise ArgumentError("box_size", config.box_size, f"is not a cube, as format={format!r} needs", "use 'swift'")
-    if compression is None:
-        return kind, {}
+    return kind, {} if compression is None else {"shuffle": True} | zstd_filter()
+
+
+def zstd_filter() -> dict[str, Any]:
+    """Options of a dataset that is compressed fast; ArgumentError without hdf5plugin."""
     try:
         import hdf5plugin
     except ImportError as error:
         remedy = "install it with `pip install hdf5plugin`"
-        raise ArgumentError("compression", compression, "needs hdf5plugin", remedy) from error
-    return kind, {"shuffle": True, **hdf5plugin.Zstd(clevel=1)}
+        raise ArgumentError("compression", "zstd", "needs hdf5plugin", remedy) from error
+    return dict(hdf5plugin.Zstd(clevel=1))
 
 
 def _check_finite(particles: Particles, momentum: float) -> None:

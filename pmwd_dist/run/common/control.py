@@ -71,9 +71,8 @@ def stop_requests() -> Generator[StopRequest]:
 class Control:
     """Signals and clock of a job; all processes use the clock of process 0.
 
-    Args:
-      profile: profile of the program; later steps don't need its compilation.
-      limit: seconds from the start of the program until the job has to be over, or None.
+    Later steps don't need the compilation of the profile. `limit` is the time from the start of the program until the
+    job has to be over [s], or None.
     """
 
     def __init__(self, folder: Path, stop: StopRequest, profile: Profile, limit: float | None):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,7 @@ def read_files(files: Mapping[str, str], *shapes: Shape) -> tuple[dict[str, np.n
 
 
 def read_noise(settings: Settings) -> dict[str, np.ndarray]:
-    """White noise of a file, by its key.
-
-    Raises:
-      SettingsError: the file can't be read, or does not hold noise of unit variance.
-    """
+    """White noise of a file, by its key; SettingsError if it can't be read, or its variance is not one."""
     if settings.noise.file is None:
         return {}
     box = settings.box
@@ -59,15 +55,9 @@ def read_noise(settings: Settings) -> dict[str, np.ndarray]:
 
 
 def read_array(name: str, *shapes: Shape) -> np.ndarray:
-    """Numbers of an .npy file, or of a data set of an HDF5 file, "file.h5:/dataset".
+    """Numbers of an .npy file, or of a data set of an HDF5 file, "file.h5:/dataset"; of any shape if none is given.
 
-    Args:
-      name: path of the file, with the name of the data set.
-      shapes: shapes that the array may have; default: any.
-
-    Raises:
-      OSError: the file can't be read.
-      ValueError: it is damaged, or holds something else.
+    Raises OSError if the file can't be read, and ValueError if it is damaged or holds something else.
     """
     file, colon, dataset = name.rpartition(":")
     if name.endswith(".npy"):
@@ -118,7 +108,8 @@ def _of_hdf5(path: Path, dataset: str, wanted: tuple[Shape, ...]) -> np.ndarray:
             item = file
             for part in (*groups, last):
                 if not part or not isinstance(item, h5py.Group) or not content.has(item, part):
-                    raise content.Malformed(f"holds no data set {dataset}; it has {_names(file)}")
+                    first = ", ".join(list(file)[:_MOST_NAMES]) + ", ..." * (len(file) > _MOST_NAMES)
+                    raise content.Malformed(f"holds no data set {dataset}; it has {first or 'none'}")
                 kind = h5py.Dataset if part is last else h5py.Group
                 item = content.member(item, part, kind)
             _check(item.shape, item.dtype, wanted)
@@ -126,8 +117,3 @@ def _of_hdf5(path: Path, dataset: str, wanted: tuple[Shape, ...]) -> np.ndarray:
             return content.rows(item, 0, None).astype(float) if item.ndim else np.asarray(item[()], float)
     except ValueError as error:
         raise ValueError(str(error).removeprefix(f"{path}: ")) from error
-
-
-def _names(names: Iterable[str]) -> str:
-    found = list(names)
-    return ", ".join(found[:_MOST_NAMES]) + (", ..." if len(found) > _MOST_NAMES else "") or "none"

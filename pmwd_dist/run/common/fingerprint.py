@@ -68,13 +68,7 @@ def _digest(*arrays: np.ndarray) -> str:
 
 
 def differences(kept: Identity, own: Identity, holder: str) -> list[str]:
-    """List differences, one line for each key.
-
-    Args:
-      kept: fingerprint on disk.
-      own: fingerprint of the job.
-      holder: description of the former, for the message.
-    """
+    """Lines on the differences of a job from the kept fingerprint of a holder, such as "the checkpoint"."""
 
     def text(values: Identity, key: str, none: str, prefix: str = "") -> str:
         return none if values.get(key) is None else prefix + toml_value(values[key])

@@ -29,14 +29,8 @@ _COPIES = {"cosmology": ("linear_power", "linear_power.txt"), "force": ("correct
 def prepare_folder(job: Plan, *, overwrite: bool = False) -> None:
     """Make the output folder and write the manifest and the configuration into it. Collective.
 
-    Args:
-      job: simulation or inference.
-      overwrite: remove the files in the manifest of an earlier run; other files stay.
-
-    Raises:
-      ValueError: the folder is in use, or not empty and overwrite is False or it is not the folder of a run.
-      OSError: the folder or a file can't be written.
-      SharedError: one of these, where there are several processes.
+    `overwrite` removes the files in the manifest of an earlier run; other files stay. Raises ValueError if the folder
+    is in use or of something else, OSError if it can't be written, and SharedError where there are several processes.
     """
     on_main(_prepare, job, overwrite)
 
@@ -101,11 +95,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def finished(folder: Path) -> bool:
-    """Whether the run of a folder is finished.
-
-    Raises:
-      ValueError: the folder is not one of a run.
-    """
+    """Whether the run of a folder is finished; ValueError if it is not the folder of a run."""
     manifest.identity(folder)
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder}: not the folder of a run, it has no {CONFIG}")
@@ -128,11 +118,7 @@ def ending(folder: Path) -> tuple[str, str]:
 
 
 def state(folder: Path) -> str:
-    """State of a run, with the remedy where it has ended early.
-
-    Raises:
-      ValueError: the folder is not one of a run.
-    """
+    """State of a run, with the remedy where it has ended early; ValueError if the folder is not the one of a run."""
     if finished(folder):
         return "finished"
     try:
@@ -230,8 +216,7 @@ def start_errors() -> Generator[None]:
 def hold_folder(job: Plan, *, resume: bool = False) -> Generator[None]:
     """Lock the prepared folder of a job against other processes. Collective.
 
-    Raises:
-      StartError: another process uses the folder, it belongs to another run, or the run to resume is finished.
+    Raises StartError if another process uses it, it belongs to another run, or the run to resume is finished.
     """
     with ExitStack() as stack:
         with start_errors():

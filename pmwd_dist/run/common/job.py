@@ -27,11 +27,7 @@ class Job(Plan):
     """A simulation or an inference, and its work."""
 
     def find_checkpoint(self) -> Any:
-        """The checkpoint to resume from; None if there is none. Collective.
-
-        Raises:
-          StartError: it is damaged, or of another job.
-        """
+        """The checkpoint to resume from, or None; StartError if it is damaged, or of another job. Collective."""
         return None
 
     @abstractmethod
@@ -75,14 +71,9 @@ def execute(
 ) -> None:
     """Do a job with a prepared folder, from the beginning or from its last checkpoint. Collective.
 
-    A job that is stopped at any time, and then resumed, has the same bits.
-
-    Args:
-      job: simulation or inference.
-      listener: called with every event, on process 0.
-      resume: continue from the last checkpoint, or from the beginning if there is none.
-      time_limit: seconds from the start of the program after which the job is over. It stops before a step that may end
-        later, but takes at least one step.
+    A job that is stopped at any time, and then resumed, has the same bits. The listener is called with every event, on
+    process 0. With a time limit, in seconds from the start of the program, the job stops before a step that may end
+    later, but takes at least one step.
 
     Raises:
       StartError: the folder is in use or of another job, the job to resume is finished, or a file of it is damaged.

@@ -26,12 +26,8 @@ def folder_lock(folder: Path, name: str = NAME, *, wait: bool = False) -> Genera
     """Hold the lock of a run's folder, which has to exist, or another one of this name there.
 
     The kernel locks an open file (flock) and releases it when the process ends, however it ends. On NFS the server
-    locks it, for all clients. A file system without locks, such as Lustre mounted without `flock`, excludes nobody.
-    The file stays, and is empty while nobody holds the lock.
-
-    Raises:
-      InUseError: another holds the lock, and it is not to wait.
-      OSError: the lock file can't be written.
+    locks it, for all clients. A file system without locks, such as Lustre mounted without `flock`, excludes nobody. The
+    file stays, and is empty while nobody holds the lock. Raises InUseError if another holds it, unless it is to wait.
     """
     path, flags = folder / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     with os.fdopen(os.open(path, flags, 0o666), "rb+", buffering=0) as file:

@@ -33,11 +33,7 @@ class Plan(ABC):
     @classmethod
     @abstractmethod
     def of(cls, settings: Any, folder: Path) -> Self:
-        """The job of these settings.
-
-        Raises:
-          SettingsError: the settings don't fit the devices, the files or each other.
-        """
+        """The job of these settings; SettingsError if they don't fit the devices, the files or each other."""
 
     def of_main(self) -> Self:
         """The job with the numbers of process 0 where processes may round differently. Collective."""
@@ -60,11 +56,7 @@ class Plan(ABC):
 
     @abstractmethod
     def check(self) -> list[str]:
-        """Warnings about memory, disk and accuracy.
-
-        Raises:
-          SettingsError: memory or disk can't suffice.
-        """
+        """Warnings about memory, disk and accuracy; SettingsError if memory or disk can't suffice."""
 
     @abstractmethod
     def lines(self) -> list[str]:

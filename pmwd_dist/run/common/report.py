@@ -54,12 +54,7 @@ class _Event(BaseModel, allow_inf_nan=False):
 
 
 def write_report(folder: Path) -> Path:
-    """Write the report of a run, finished or not, and return its path.
-
-    Raises:
-      ValueError: the folder is not one of a run.
-      OSError: a file can't be read or written.
-    """
+    """Write the report of a run, finished or not, and return its path; ValueError if the folder is no run's."""
     names, precision = manifest.files(folder), manifest.identity(folder).get("precision")
     manifest.claim(folder, [REPORT])
     run, events = _run(folder), _events(folder)

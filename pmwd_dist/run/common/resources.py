@@ -35,11 +35,7 @@ class Room:
     def problem(self, need: int, text: str, remedies: Sequence[str], fewer: str) -> tuple[str | None, str | None]:
         """Message that a job can't have the memory it needs, and warning that it may not; either may be None.
 
-        Args:
-          need: memory [bytes].
-          text: the job, and how much it needs for what.
-          remedies: what to change beside the mesh.
-          fewer: last remedy, after "or".
+        The text is the job and what it needs memory for, `fewer` the last remedy, after a smaller mesh.
         """
         text = f"{text} and {self.where} has "
         if need <= self.total:

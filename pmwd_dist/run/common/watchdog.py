@@ -26,10 +26,7 @@ def watchdog(folder: Path, log: Log, longer: float) -> Generator[None]:
     """End all processes, with a line, if no program ends and no event is logged for ten minutes within the body.
 
     The environment variable PMWD_WATCHDOG is this time in seconds; 0 switches the watchdog off. A program may take
-    three times as long as the longest so far, times `longer`.
-
-    Raises:
-      StartError: the variable is not a number.
+    three times as long as the longest so far, times `longer`. Raises StartError if the variable is not a number.
     """
     try:
         patience = float(os.environ.get(PATIENCE, _SECONDS))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pmwd_dist import infer
+from pmwd_dist.infer.likelihoods import data_warning, shown
 from pmwd_dist.run.settings import InferenceSettings
 
 
@@ -36,9 +37,16 @@ def make_likelihood(settings: InferenceSettings, forward: Any, data: Mapping[str
             return infer.ShapeNoise(forward, each, **options)
 
 
-def unusual_data(settings: InferenceSettings, data: np.ndarray, selection: np.ndarray | None) -> str | None:
-    """Warning about data where there are any, and their selection, in other units than the model."""
-    section, mean, largest = settings.likelihood, float(data.mean()), float(np.abs(data).max())
+def unusual_data(
+    settings: InferenceSettings, data: np.ndarray, files: Mapping[str, np.ndarray], mask: Any
+) -> str | None:
+    """Warning about data that are constant, or in other units than the model."""
+    section, selection = settings.likelihood, files.get("data.selection")
+    if warning := data_warning(data, mask, density=section.kind == "gaussian"):
+        return f"the data {warning}"
+    has_data = shown(mask, data.shape)
+    data, selection = data[has_data], None if selection is None else selection[has_data]
+    mean, largest = float(data.mean()), float(np.abs(data).max())
     if section.kind == "gaussian" and not 0.5 < mean < 2:
         return f"the mean is {mean:.3g}; densities are in units of the mean, 1 + delta"
     if section.kind == "lensing" and largest > 1:

@@ -23,7 +23,7 @@ from pmwd_dist.cosmology.sampled import cosmology_at
 from pmwd_dist.cosmology.sampled_parameters import BIASES, KEYS, NAMES, OF_SOURCES, PARAMETERS, split_index
 from pmwd_dist.infer.chain.folder import chain_files
 from pmwd_dist.infer.constants import TRAJECTORIES
-from pmwd_dist.infer.likelihoods import data_warning, shown, template_warnings
+from pmwd_dist.infer.likelihoods import template_warnings
 from pmwd_dist.infer.model import unlikely_cosmology
 from pmwd_dist.infer.tuning.saved import kind_of
 from pmwd_dist.infer.tuning.schedule import block_length
@@ -146,7 +146,8 @@ class InferencePlan(Plan):
         warnings = [] if tight is None else [tight]
         sampler = self.settings.sampler
         if (data := self.data.get("data.file")) is not None:
-            warnings += [f"data.file: {text}" for text in _of_data(self, data)]
+            problem = unusual_data(self.settings, data, self.data, to_host(self.model.likelihood.mask))
+            warnings += [] if problem is None else [f"data.file: {problem}"]
             if (compared := self.largest_wavenumber) is not None:  # a mock is one of the model as it is
                 coarse = convergence_warning(self.simulation, self.settings.model.gravity, compared)
                 remedy = ", or a smaller likelihood.k_max" if isinstance(self.model.likelihood, infer.Gaussian) else ""
@@ -240,17 +241,6 @@ def _zeldovich(model: infer.Model, key: Array, axis: str) -> Array:
     return particles.disp
 
 
-def _of_data(plan: InferencePlan, data: np.ndarray) -> list[str]:
-    """Warnings about constant data, or data in other units than the model."""
-    mask, selection = to_host(plan.model.likelihood.mask), plan.data.get("data.selection")
-    if warning := data_warning(data, mask, density=isinstance(plan.model.likelihood, infer.Gaussian)):
-        return [f"the data {warning}"]
-    has_data = shown(mask, data.shape)
-    shown_selection = None if selection is None else selection[has_data]
-    warning = unusual_data(plan.settings, data[has_data], shown_selection)
-    return [] if warning is None else [warning]
-
-
 def _of_priors(plan: InferencePlan) -> list[str]:
     """Warnings about priors that allow parameters at which the model fails."""
     forward: Any = plan.model.forward
@@ -281,8 +271,7 @@ def _of_priors(plan: InferencePlan) -> list[str]:
 def make_model(settings: InferenceSettings, simulation: SimulationSetup, data: dict[str, np.ndarray]) -> infer.Model:
     """The model of the data, which are checked before processes share the fields of the model.
 
-    Raises:
-      ArgumentError: incompatible parts, or data out of range.
+    Raises ArgumentError for incompatible parts, or data out of range.
     """
     config, forward = simulation.config, _forward(settings, simulation)
     likelihood = make_likelihood(settings, forward, data)

@@ -58,10 +58,14 @@ def make_verdict(
     """Write tables and figures of finished chains, and check their convergence. Collective."""
     truth, place = _truth(data), _place(plan, posterior)
     found = compare(posterior, chain, data, key_of(plan, 4))
-    rows, fit, prior = summarise(chain, truth), _check_rows(found.fit), _check_rows(found.prior)
-    tables = {"summary.csv": rows, "prior.csv": prior} | ({"fit.csv": fit} if fit else {})
+    rows = summarise(chain, truth)
+    fit, prior = ({name: check._asdict() for name, check in x.items()} for x in (found.fit, found.prior))
+    tables: dict[str, Rows] = {"summary.csv": rows, "prior.csv": prior} | ({"fit.csv": fit} if fit else {})
     figures = _chain_figures(chain, truth, plan.settings) | _comparison_figures(plan, found, place)
-    figures["slices.png"] = partial(_draw_slices, plan, place, _slices(posterior, chain, data, truth))
+    # The standard deviation is last, and has a colour scale of its own.
+    planes, where = _initial_planes(posterior, chain, data, truth), place or "plane at $z = 0$"
+    linear: Any = {"quantity": r"linear contrast $\delta$ at $a = 1$", "alike": range(len(planes) - 1)}
+    figures["slices.png"] = partial(_draw, where, planes, plan.simulation.config.box_size, **linear)
     with raise_on_all_processes():
         if is_main():
             for error in _write(plan.folder, tables, figures):
@@ -70,10 +74,6 @@ def make_verdict(
     reasons = find_reasons(plan, chain) + find_fit_reasons(found.fit, plan.settings.model)
     files = [*tables, *(name for name in figures if (plan.folder / name).exists())]
     return Verdict(lines, reasons, files)
-
-
-def _check_rows(checks: Mapping[str, infer.Check]) -> Rows:
-    return {name: {"ratio": check.ratio, "z": check.z, "p": check.p} for name, check in checks.items()}
 
 
 def _write(folder: Path, tables: Mapping[str, Rows], figures: Figures) -> list[Exception]:
@@ -99,37 +99,25 @@ def _comparison_figures(plan: InferencePlan, found: Comparison, place: str) -> F
     if found.angular:
         figures["angular.png"] = partial(plot.bands, found.ell, found.angular, along=r"multipole $\ell$")
     if found.images:
-        figures["maps.png"] = partial(_draw_maps, plan, place, found.images)
+        forward, sides, labels = plan.model.forward, plan.simulation.config.box_size, COMOVING
+        if isinstance(forward, infer.Convergence):
+            sides, labels = (forward.field or 0.0, forward.field or 0.0), ("degrees", "degrees")
+        same: Any = {"quantity": plan.model.likelihood.quantity, "alike": range(len(found.images))}
+        figures["maps.png"] = partial(_draw, place, found.images, sides, labels=labels, **same)
     return figures
 
 
-def _draw_maps(plan: InferencePlan, place: str, images: Images) -> Any:
-    """Images of data and predictions, with one colour scale."""
-    forward, sides, labels = plan.model.forward, plan.simulation.config.box_size[:2], COMOVING
-    if isinstance(forward, infer.Convergence):
-        sides, labels = (forward.field or 0.0, forward.field or 0.0), ("degrees", "degrees")
-    same: Any = {"quantity": plan.model.likelihood.quantity, "alike": range(len(images))}
-    figure = plot.planes(images, sides, labels=labels, **same)
-    figure.suptitle(place, fontsize=13)
-    return figure
-
-
-def _draw_slices(plan: InferencePlan, place: str, planes: Images) -> Any:
-    """Images of the linear density, whose standard deviation is last and has a colour scale of its own."""
-    linear, alike = r"linear contrast $\delta$ at $a = 1$", range(len(planes) - 1)
-    figure = plot.planes(planes, plan.simulation.config.box_size, quantity=linear, alike=alike)
-    figure.suptitle(place or "plane at $z = 0$", fontsize=13)
+def _draw(title: str, *images: Any, **options: Any) -> Any:
+    """Images of `plot.planes` with a title."""
+    figure = plot.planes(*images, **options)
+    figure.suptitle(title, fontsize=13)
     return figure
 
 
 def redraw_chains(folder: Path) -> list[Path]:
     """Write summary and figures of the complete draws, if there are enough, also of a run that was interrupted.
 
-    Returns:
-      The paths of the files.
-
-    Raises:
-      OSError, ValueError: a file can't be read or written, or a figure can't be drawn.
+    Returns their paths. Raises OSError or ValueError if a file can't be read or written, or a figure can't be drawn.
     """
     try:
         chain = infer.load_chain(folder)
@@ -280,7 +268,7 @@ def find_fit_reasons(fit: dict[str, infer.Check], model: ModelSection | None = N
     ]
 
 
-def _slices(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, truth: dict[str, float]) -> Images:
+def _initial_planes(posterior: infer.Posterior, chain: infer.Chain, data: Arrays, truth: dict[str, float]) -> Images:
     """The linear density in the plane with most data: the truth of a mock, mean and standard deviation.
 
     The mean density is computed from the mean noise and parameters of all draws, the standard deviation from some.

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import jax
 import numpy as np
 from jax import Array
 
@@ -120,8 +121,7 @@ class Output(Section):
     def cone_galaxies(self, simulation: SimulationSetup, times: Sequence[float], data: Arrays) -> ConeGalaxies | None:
         """Galaxies that light passes in a run with these ends of steps, none so far; None for other outputs.
 
-        Raises:
-          SimulationError: weights of the galaxies are negative.
+        Raises SimulationError if weights of the galaxies are negative.
         """
         return None
 
@@ -166,8 +166,7 @@ class Output(Section):
     def write_divided(self, folder: Path, view: View) -> None:
         """Write arrays that are divided over devices, without the density of the view. Collective.
 
-        Raises:
-          SimulationError: they can't be drawn, or are not finite.
+        Raises SimulationError if they can't be drawn, or are not finite.
         """
 
     def write_last(
@@ -175,18 +174,14 @@ class Output(Section):
     ) -> None:
         """Write the files at the end of a run, whose light cone has these shells and galaxies. Collective.
 
-        Raises:
-          SimulationError: displacements are too large.
-          ValueError, OSError, SharedError: a file is damaged, or can't be read or written.
+        Raises SimulationError if displacements are too large, and ValueError if a file is damaged.
         """
 
     @classmethod
     def draw(cls, path: Path) -> Drawing:
         """Read a file with data, or a folder where `figure` is the only one of a run, for its figure.
 
-        Raises:
-          ValueError: the data are damaged.
-          OSError: they can't be read.
+        Raises ValueError if the data are damaged, and OSError if they can't be read.
         """
         raise NotImplementedError
 
@@ -194,6 +189,12 @@ class Output(Section):
     def file(cls, z: float, suffix: str) -> str:
         """Name of a file at a redshift."""
         return f"{cls.name}_{redshift_label(z)}.{suffix}"
+
+    @classmethod
+    def parts(cls, z: float) -> list[str]:
+        """Names of the files of all processes at a redshift, one whole file if there is one process."""
+        count = jax.process_count()
+        return [cls.file(z, suffix) for suffix in (["hdf5"] if count == 1 else [f"{i}.hdf5" for i in range(count)])]
 
     @classmethod
     def redshift(cls, name: str) -> float | None:

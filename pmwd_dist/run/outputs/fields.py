@@ -23,6 +23,7 @@ from pmwd_dist._files import atomic_write, reserve
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.io.arrays import read_arrays, write_arrays
+from pmwd_dist.io.snapshot.writer import zstd_filter
 from pmwd_dist.observe.velocity import momentum_along, per_mass
 from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.parallel import distributed
@@ -96,18 +97,11 @@ class Fields(Output):
         return replace(fine, halo=math.ceil(config.halo * max(config.cell_size) / min(fine.cell_size)))
 
     def names(self, z: float) -> list[str]:
-        whole, parts = self._shared(z), self._parts(z)
-        return [*whole, parts[jax.process_index()]] if parts else whole
+        shared = [self.file(z, suffix) for suffix in ("hdf5", "npz", "png")]
+        return list(dict.fromkeys([*shared, self.parts(z)[jax.process_index()]]))
 
     def all_names(self, z: float) -> list[str]:
-        return [*self._shared(z), *self._parts(z)]
-
-    def _shared(self, z: float) -> list[str]:
-        return [self.file(z, suffix) for suffix in ("hdf5", "npz", "png")]
-
-    def _parts(self, z: float) -> list[str]:
-        count = jax.process_count()
-        return [self.file(z, f"{i}.hdf5") for i in range(count)] if count > 1 else []
+        return list(dict.fromkeys([*self.names(z), *self.parts(z)]))
 
     def disk(self, simulation: SimulationSetup, count: int) -> int:
         numbers = sum(1 if kind == "density" else 3 for kind in self.quantities)
@@ -126,8 +120,8 @@ class Fields(Output):
         check_finite(np.asarray(most), f"observe.fields at z = {view.z:g}", "exceeds the halo, or is not a number")
         fastest = float(jit(max_abs, out_shardings=config.decomposition.replicated)(particles.vel) * unit)
         planes = min(max(1, round(_THICKNESS / config.cell_size[2])), config.mesh_shape[2])
-        shown, parts = [_slab(mass, planes, config)], self._parts(view.z)
-        own = parts[jax.process_index()] if parts else self.file(view.z, "hdf5")
+        shown, parts = [_slab(mass, planes, config)], self.parts(view.z)
+        own = parts[jax.process_index()]
         size = self.disk(view.simulation, 1) // jax.process_count()
         about = {"box_size": config.box_size, "units": "Mpc/h", "a": view.a, "z": view.z}
         with _opened(folder / own, size, about) as file:
@@ -142,7 +136,7 @@ class Fields(Output):
                     self._write(file, "velocity", (axis,), per_mass(flow, mass), fastest, config)
         with raise_on_all_processes():
             if distributed.is_main():
-                if parts:
+                if len(parts) > 1:
                     _join(folder / self.file(view.z, "hdf5"), parts, mass)
                 values = {"z": view.z, "sides": config.box_size[:2], "thickness": planes * config.cell_size[2]}
                 values |= {"density": shown[0], "velocity": np.reshape(shown[1:3], (-1, *shown[0].shape))}
@@ -160,7 +154,8 @@ class Fields(Output):
             if kind not in file:
                 options: dict[str, Any] = {"fletcher32": True}
                 if self.compression is not None:
-                    options |= {"shuffle": True} | _FILTERS[self.compression]()
+                    gzip = {"compression": "gzip", "compression_opts": 1}
+                    options |= {"shuffle": True} | (gzip if self.compression == "gzip" else zstd_filter())
                 chunk = tuple(min(n, _CHUNK) for n in config.decomposition.block(config.mesh_shape))
                 axes = "component, " * bool(vector) + "cells along x, y, z"
                 attributes = {"unit": _UNITS[kind], "scale": scale, "axes": axes, "window": "cloud-in-cell"}
@@ -177,15 +172,6 @@ class Fields(Output):
         velocity = slab["velocity"] if len(slab["velocity"]) else None
         draw = partial(plot.density, slab["density"], slab["sides"].tolist(), velocity=velocity)
         return partial(titled, draw, title, 15)
-
-
-def _zstd() -> dict[str, Any]:
-    import hdf5plugin
-
-    return dict(hdf5plugin.Zstd(clevel=1))
-
-
-_FILTERS = {"gzip": lambda: {"compression": "gzip", "compression_opts": 1}, "zstd": _zstd}
 
 
 @contextmanager

@@ -141,12 +141,7 @@ def fit_of(mass: np.ndarray, simulation: SimulationSetup, a: float) -> np.ndarra
 
 
 def read_halos(path: Path) -> HaloCatalogue:
-    """Columns, scale factor and box of a catalogue of a run.
-
-    Raises:
-      ValueError: the file is damaged.
-      OSError: it can't be read.
-    """
+    """Columns, scale factor and box of a catalogue of a run; ValueError if it is damaged."""
     with content.opened(path) as file:
         columns = {name: content.rows(content.array(file, name, "iuf", None), 0, None) for name in file}
         box = tuple(content.values(file, "box_size [Mpc/h]").tolist())

@@ -91,7 +91,7 @@ class Bin(Section):
         try:
             z, n = self.n_z
         except (OSError, ValueError) as error:
-            raise ValueError(f"has a wrong {'file' if self.file else 'n'}: {reason(error)}") from error
+            raise ValueError(f"has wrong columns: {reason(error)}") from error
         if not 2 <= len(z) <= _MOST_REDSHIFTS or z[0] < 0 or z[-1] > 1000 or not (np.diff(z) > 0).all():
             raise ValueError(f"must have 2 to {_MOST_REDSHIFTS} redshifts from 0 to 1000, which ascend")
         if not (np.isfinite(n).all() and n.min() >= 0 and n.max() > 0):
@@ -180,8 +180,7 @@ class LightCone(Output):
     def build(self, config: Config, cosmo: Cosmology, assignment: Assignment, seed: int) -> ShellLightCone:
         """The light cone of these keys, with a seed of shifts on a sphere.
 
-        Raises:
-          ArgumentError: an argument out of its range, or shells or sources beyond the time span.
+        Raises ArgumentError for an argument out of its range, or shells or sources beyond the time span.
         """
         table = growth_table(cosmo)
         name = "sources" if self.bins is None else "bins"

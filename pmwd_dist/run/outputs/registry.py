@@ -66,12 +66,7 @@ def figures(folder: Path, names: Container[str] | None = None) -> Figures:
 
 
 def redraw(folder: Path) -> list[Path]:
-    """Draw all figures of a folder from its data.
-
-    Raises:
-      ValueError: the data are damaged.
-      OSError: a file can't be read or written.
-    """
+    """Draw all figures of a folder from its data, and return their paths; ValueError if the data are damaged."""
     found = figures(folder)
     for path, draw in found.items():
         drawing.write(path, draw)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import jax
 
@@ -47,17 +47,15 @@ class Snapshot(Output):
         return ['output.compression = "zstd": needs hdf5plugin; install it with `pip install hdf5plugin`']
 
     def names(self, z: float) -> list[str]:
-        return [self.all_names(z)[jax.process_index()]]
+        return [self.parts(z)[jax.process_index()]]
 
     def all_names(self, z: float) -> list[str]:
-        count = jax.process_count()
-        return [self.file(z, suffix) for suffix in (["hdf5"] if count == 1 else [f"{i}.hdf5" for i in range(count)])]
+        return self.parts(z)
 
     def disk(self, simulation: SimulationSetup, count: int) -> int:
         each = snapshots.FORMATS[self.format].of(self.precision).bytes_per_particle
         return count * each * math.prod(simulation.config.particle_shape)
 
     def write_divided(self, folder: Path, view: View) -> None:
-        options: Any = {"format": self.format, "precision": self.precision, "compression": self.compression}
-        path, cosmo = folder / self.file(view.z, "hdf5"), view.simulation.cosmo
+        path, cosmo, options = folder / self.file(view.z, "hdf5"), view.simulation.cosmo, self.model_dump()
         snapshots.save_snapshot(path, view.particles, cosmo, view.config, view.a, **options)

@@ -48,8 +48,7 @@ def read_settings_table(
       overrides: values of other keys, such as "box.size=500".
       replace: take these values also for keys of the table.
 
-    Raises:
-      SettingsError: problems of the columns, or of the rows, each once, with its first row and its key.
+    Raises SettingsError with the problems of the columns, or of the rows, each once, with its first row and its key.
     """
     columns, lines = _cells(table)
     both = [text for text in overrides if text.partition("=")[0].strip() in columns]

@@ -54,11 +54,7 @@ class PriorTable(Section):
         return {len(value) for value in values if isinstance(value, tuple)}
 
     def build(self, index: int = 0) -> Prior:
-        """The prior, or the one of a parameter of several.
-
-        Raises:
-          ValueError: keys that this kind lacks or has not, or values out of range.
-        """
+        """The prior, or the one of a parameter of several; ValueError for keys of another kind, or wrong values."""
         make, needed, allowed = _KINDS[self.kind]
         given = {name: value for name, value in self.model_dump(exclude={"kind"}).items() if value is not None}
         if not needed <= given.keys() <= needed | allowed:
@@ -342,8 +338,7 @@ class InferenceSettings(Settings):
 def _chain_decomposition(settings: InferenceSettings, shapes: Sequence[Shape3], **options: Any) -> Decomposition:
     """The division of a field over the devices of a chain, on a mesh that has an axis of chains for several groups.
 
-    Raises:
-      ArgumentError: too few devices, or groups that can't share the chains.
+    Raises ArgumentError for too few devices, or groups that can't share the chains.
     """
     size, pdims = settings.sampler.chain_devices, settings.devices.pdims
     assert size is not None

@@ -52,8 +52,7 @@ _PATHS = {
 def build(settings: Settings) -> SimulationSetup:
     """The simulation that these settings describe.
 
-    Raises:
-      SettingsError: shapes don't divide over the devices or give wrong forces, or structure doesn't grow.
+    Raises SettingsError if shapes don't divide over the devices or give wrong forces, or structure doesn't grow.
     """
     start = cone = None
     with _key_errors(settings.box):

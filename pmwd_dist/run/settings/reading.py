@@ -31,12 +31,9 @@ class SettingsError(ValueError):
 
 
 def read_as(model: type[AnySettings], path: Path, overrides: Iterable[str] = ()) -> AnySettings:
-    """Read settings of a kind from a TOML file, with overrides such as "box.size=500".
+    """Read settings of a kind from a TOML file, with overrides such as "box.size=500"; SettingsError with all problems.
 
     Relative paths are taken from the file's folder.
-
-    Raises:
-      SettingsError: the settings have these problems.
     """
     return read_tree(model, load_tree(path), path, overrides)
 

@@ -76,8 +76,7 @@ class Section(BaseModel):
 def duration(text: str) -> float:
     """Seconds of a duration, such as "90 s", "3h55m" or "1 day 2 hours", or those of Slurm, "24:00:00", "2-12:00:00".
 
-    Raises:
-      ValueError: the text is no duration, or one of zero.
+    Raises ValueError if the text is no duration, or one of zero.
     """
     if slurm := re.fullmatch(r"\s*(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)\s*", text):
         text = "{}d{}h{}m{}s".format(*(part or 0 for part in slurm.groups()))

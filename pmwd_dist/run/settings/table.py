@@ -25,11 +25,8 @@ def read_table(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Read the first column of a text file, and another, counted from 1; # starts a comment.
 
-    Columns are separated by blanks or, in all lines, by commas; exponents may be Fortran's, 1.0D-3.
-
-    Raises:
-      OSError: the file can't be read, or is no regular file of 64 MB or less.
-      ArgumentError: the file doesn't hold these columns of numbers, which `needed` describes.
+    Columns are separated by blanks or, in all lines, by commas; exponents may be Fortran's, 1.0D-3. Raises OSError if
+    the file can't be read, and ArgumentError if it doesn't hold these columns of numbers, which `needed` describes.
     """
 
     def wrong(constraint: str) -> ArgumentError:

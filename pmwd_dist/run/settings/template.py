@@ -46,7 +46,8 @@ def _examples(model: type[Section], given: Mapping[str, Any] | None = None) -> S
 
 
 def _section(name: str, section: Section, comments: bool) -> str:
-    lines = [f"[{name}]" + (f"  # {_first_lower(type(section).__doc__)}" if comments else "")]
+    about = (type(section).__doc__ or "").rstrip(".")
+    lines = [f"[{name}]" + (f"  # {about[:1].lower()}{about[1:]}" if comments else "")]
     for key, field in type(section).model_fields.items():
         value = getattr(section, key)
         if comments:
@@ -56,8 +57,3 @@ def _section(name: str, section: Section, comments: bool) -> str:
         elif comments:
             lines.append(f"# {key} = {toml_value((field.examples or [None])[0])}")
     return "\n".join(lines) + "\n"
-
-
-def _first_lower(text: str | None) -> str:
-    text = (text or "").rstrip(".")
-    return text[:1].lower() + text[1:]

@@ -325,7 +325,7 @@ def _write_output(plan: SimulationPlan, progress: Progress, z: float, log: Log) 
     view.density = field = None  # the mesh is free for what is divided
     with part("output: writing"), raise_on_all_processes():
         if distributed.is_main():
-            manifest.claim(folder, plan.all_names_at(z))
+            manifest.claim(folder, plan.names_at(z, every=True))
             for output, values in measured:
                 output.write(folder, z, values)
             drawing.draw(figures(folder, names))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
@@ -92,15 +93,12 @@ class SimulationPlan(Plan):
 
     @property
     def files(self) -> list[str]:
-        return [name for z in self.outputs.values() for name in self.all_names_at(z)] + self.last_names
+        return [name for z in self.outputs.values() for name in self.names_at(z, every=True)] + self.last_names
 
-    def names_at(self, z: float) -> list[str]:
-        """Names of the files of this process at a redshift."""
-        return self._drawn([name for output in self.results for name in output.names(z)])
-
-    def all_names_at(self, z: float) -> list[str]:
-        """Names of the files of all processes at a redshift."""
-        return self._drawn([name for output in self.results for name in output.all_names(z)])
+    def names_at(self, z: float, *, every: bool = False) -> list[str]:
+        """Names of the files of this process, or of every one, at a redshift."""
+        names = (output.all_names(z) if every else output.names(z) for output in self.results)
+        return self._drawn(list(itertools.chain(*names)))
 
     @property
     def last_names(self) -> list[str]:
@@ -159,11 +157,7 @@ class SimulationPlan(Plan):
 
 
 def _read_inputs(settings: SimulationSettings, simulation: SimulationSetup) -> dict[str, np.ndarray]:
-    """Arrays of the files that outputs need, by their keys.
-
-    Raises:
-      SettingsError: a file can't be read, or its values are not those that are needed.
-    """
+    """Arrays of the files that outputs need, by their keys; SettingsError for files that are not those."""
     found = dict[str, np.ndarray]()
     for output in outputs_of(settings.output, settings.observe):
         arrays, problems = read_files(output.inputs(), *output.shapes(settings.box.mesh))
