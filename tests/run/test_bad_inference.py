@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from pathlib import Path
@@ -354,32 +353,6 @@ def test_all_devices_for_a_chain_are_one_group(tmp_path: Path) -> None:
     other = plan_of(tmp_path / "run", *model, text=text)
     assert plan.simulation.config == other.simulation.config
     assert identity(plan) == identity(other)
-
-
-@pytest.mark.slow
-def test_a_halo_that_draws_of_the_prior_exceed_is_refused_before_any_work(tmp_path: Path) -> None:
-    """As their simulations fail; with "auto" each of these chooses a width that holds its particles."""
-    lpt = "model.gravity=lpt", "model.bias=lagrangian", "time.lpt_order=1", "box.mesh=16", "devices.pdims=[4, 1]"
-    steps = (*lpt, "model.gravity=nbody", "time.steps=1")
-
-    def problem(*overrides: str) -> tuple[float, str]:
-        with pytest.raises(SettingsError, match="devices.halo = 1: draws of the prior move particles by ") as error:
-            plan_of(tmp_path / "run", *lpt, "devices.halo=1", *overrides).check()
-        return float(str(error.value).partition(" Mpc/h, ")[2].split()[0]), str(error.value).partition("; ")[2]
-
-    auto, narrow = (plan_of(tmp_path / "run", *steps, f"devices.halo={halo}").model for halo in ("auto", 1))
-    drawn = [auto.draw(key) for key in jax.random.split(jax.random.fold_in(jax.random.key(1), 5), 4)]
-    draws = [(x["noise"], auto.parameters(x)) for x in drawn]
-    for model, fine in ((auto, True), (narrow, False)):
-        assert [bool(model.predict(*draw)[1]) for draw in draws] == [fine] * 4
-    cells = [float(plan_of(tmp_path / "run", *lpt).model.forward.status(*draw).max_displacement) for draw in draws]
-    assert problem() == (
-        pytest.approx(np.median(cells), rel=5e-3),
-        f'use "auto", or {math.ceil(1.2 * max(cells)) + 1} cells or more',
-    )
-    assert problem("model.line_of_sight=x")[0] > 1.2 * np.median(cells)
-    for halo in ("auto", math.ceil(np.median(cells))):
-        plan_of(tmp_path / "run", *lpt, f"devices.halo={halo}").check()
 
 
 def test_data_of_smaller_scales_than_particles_resolve_are_warned_of(tmp_path: Path) -> None:

@@ -7,17 +7,14 @@ import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import message
-from pmwd_dist._jax.program import filter_jit
 from pmwd_dist.cosmology.parameters import Parameters
 from pmwd_dist.cosmology.sampled import cosmology_at
 from pmwd_dist.cosmology.sampled_parameters import BIASES, KEYS, NAMES, OF_SOURCES, PARAMETERS, split_index
@@ -28,9 +25,7 @@ from pmwd_dist.infer.model import unlikely_cosmology
 from pmwd_dist.infer.tuning.saved import kind_of
 from pmwd_dist.infer.tuning.schedule import block_length
 from pmwd_dist.observe.healpix import pixel_count
-from pmwd_dist.observe.redshift_space import redshift_space
-from pmwd_dist.parallel.distributed import exchange, from_main, is_main, to_host
-from pmwd_dist.pm.lpt import lpt
+from pmwd_dist.parallel.distributed import exchange, is_main, to_host
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.data_files import NOISE, read_files, read_noise
 from pmwd_dist.run.common.plan import Plan, three
@@ -40,10 +35,8 @@ from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationS
 from pmwd_dist.run.settings.inference import CHAINS, NOISES, LikelihoodSection
 from pmwd_dist.run.settings.writing import toml_value
 from pmwd_dist.run.simulation.accuracy import convergence_warning, resolution_line
-from pmwd_dist.run.simulation.halo_width import MARGIN, halo_width, largest_displacement
 
 DATA, START, TUNING = "data.npz", "start.npz", "tuning.npz"
-_PRIOR_DRAWS = 4  # whose displacements are compared with the halo
 VERDICT = (
     *("summary.csv", "prior.csv", "fit.csv"),
     *(f"{name}.png" for name in ("traces", "corner", "mixing", "fields", "angular", "slices", "maps")),
@@ -140,7 +133,7 @@ class InferencePlan(Plan):
 
     def check(self) -> list[str]:
         problem, tight = memory_problem(self.memory.peak, f", {self.memory.parts}", self.simulation.config)
-        problem = problem or narrow_halo(self) or wrong_tuning(self)
+        problem = problem or wrong_tuning(self)
         if problem is not None:
             raise SettingsError([problem])
         warnings = [] if tight is None else [tight]
@@ -209,36 +202,6 @@ def wrong_tuning(plan: InferencePlan) -> str | None:
         reason = error.reason if isinstance(error, ArgumentError) else message(error)
     reason = exchange(reason)[0]
     return f"sampler.tuning_from = {toml_value(source)}: {reason}" if reason else None
-
-
-def narrow_halo(plan: InferencePlan) -> str | None:
-    """Problem of a fixed halo that half of the draws of the prior exceed at the end of the simulation.
-
-    Displacements follow linear theory. "auto" chooses a width at each step of each simulation. Collective.
-    """
-    config, halo = plan.simulation.config, plan.simulation.config.halo
-    if halo == "auto" or config.decomposition.size == 1 or plan.settings.model.gravity == "linear":
-        return None
-    keys = jax.random.split(jax.random.fold_in(jax.random.key(plan.settings.noise.seed), 5), _PRIOR_DRAWS)
-    axis = plan.settings.model.line_of_sight
-    displacements = [largest_displacement(_zeldovich(plan.model, key, axis), config) for key in keys]
-    typical, cell = float(from_main(np.median(displacements))), min(config.cell_size)
-    if typical <= halo * cell:
-        return None
-    wanted = halo_width(MARGIN * float(from_main(max(displacements))), config)
-    moved = f"draws of the prior move particles by {typical:.3g} Mpc/h, {typical / cell:.3g} cells"
-    return f'devices.halo = {halo}: {moved}; use "auto", or {wanted} cells or more'
-
-
-@filter_jit
-def _zeldovich(model: infer.Model, key: Array, axis: str) -> Array:
-    """Displacements of a draw of the prior by the Zel'dovich approximation, in redshift space if it is observed."""
-    drawn, config, forward = model.draw_around(key, {}), replace(model.config, lpt_order=1), cast("Any", model.forward)
-    modes, table = forward.linear_modes(drawn["noise"], model.parameters(drawn))
-    particles = lpt(modes, table, config, a=config.a_stop)
-    if axis != "none":
-        particles = redshift_space(particles, table, config, line_of_sight=axis)
-    return particles.disp
 
 
 def _of_priors(plan: InferencePlan) -> list[str]:
