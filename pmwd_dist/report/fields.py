@@ -60,7 +60,9 @@ def density(
     scale: Any = {"vmin": low, "vmax": high, "cmap": "inferno", "interpolation": "bicubic"}
     image = ax.imshow(logarithm.T, origin="lower", extent=(0, x, 0, y), **scale)
     bar = figure_of(ax).colorbar(image, ax=ax, extend="both", fraction=0.046 * min(y / x, 1), pad=0.03)
-    ticks = _density_ticks(10**low, 10**high)
+    coarse = [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500]
+    fine = [0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 5]
+    ticks = [t for t in (coarse if 10 ** (high - low) > 6 else fine) if 10**low <= t <= 10**high]
     bar.set_ticks([float(np.log10(t)) for t in ticks], labels=[f"{t:g}" for t in ticks])
     bar.set_label(r"density / mean,  $1 + \delta$")
     if velocity is not None:
@@ -79,12 +81,6 @@ def _draw_arrows(axes: Axes, velocity: np.ndarray, sides: tuple[float, float]) -
     speed = float(f"{typical:.1g}")
     key: Any = {"labelpos": "W", "color": "0.3"}
     axes.quiverkey(axes.quiver(*places, u.T, v.T, **style), 0.9, -0.08, speed, f"{speed:g} km/s", **key)
-
-
-def _density_ticks(low: float, high: float) -> list[float]:
-    coarse = [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500]
-    fine = [0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 5]
-    return [tick for tick in (coarse if high / low > 6 else fine) if low <= tick <= high]
 
 
 @styled(outward=True)

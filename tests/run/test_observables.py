@@ -392,7 +392,7 @@ def test_counts_have_the_power_of_the_table(tmp_path: Path):
     [
         ("observe.light_cone.observer=[0, 0, 65]", "observe.light_cone.observer.*must lie in the box of 64"),
         ("observe.light_cone.edges=[0, 1e5]", "observe.light_cone.edges.*beyond the light cone of the simulation"),
-        ("observe.light_cone.edges=[5, 4]", "observe.light_cone.edges.*numbers that ascend"),
+        ("observe.light_cone.edges=[5, 4]", "observe.light_cone.edges.*must ascend"),
         ("observe.light_cone.sources=12", "observe.light_cone.sources.*beyond the start of the run, z = 9"),
         ("observe.light_cone.bins=[{z=[0.1, 12.0], n=1}]", "observe.light_cone.bins.*beyond the start of the run"),
         ("observe.light_cone.sources=[1.0, 1.0]", r"sources = \[1.0, 1.0\]: must be different redshifts"),

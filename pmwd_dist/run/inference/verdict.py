@@ -56,16 +56,18 @@ def make_verdict(
     plan: InferencePlan, posterior: infer.Posterior, chain: infer.Chain, data: Arrays, log: Log
 ) -> Verdict:
     """Write tables and figures of finished chains, and check their convergence. Collective."""
-    truth, place = _truth(data), _place(plan, posterior)
+    truth, config = _truth(data), plan.simulation.config
+    on_mesh = posterior.data.shape == config.mesh_shape
+    place = f"plane at $z = {observed_plane(posterior) * config.cell_size[2]:g}$ Mpc/$h$" if on_mesh else ""
     found = compare(posterior, chain, data, key_of(plan, 4))
     rows = summarise(chain, truth)
-    fit, prior = ({name: check._asdict() for name, check in x.items()} for x in (found.fit, found.prior))
+    fit, prior = ({n: check._asdict() | {"p": check.p} for n, check in x.items()} for x in (found.fit, found.prior))
     tables: dict[str, Rows] = {"summary.csv": rows, "prior.csv": prior} | ({"fit.csv": fit} if fit else {})
     figures = _chain_figures(chain, truth, plan.settings) | _comparison_figures(plan, found, place)
     # The standard deviation is last, and has a colour scale of its own.
     planes, where = _initial_planes(posterior, chain, data, truth), place or "plane at $z = 0$"
     linear: Any = {"quantity": r"linear contrast $\delta$ at $a = 1$", "alike": range(len(planes) - 1)}
-    figures["slices.png"] = partial(_draw, where, planes, plan.simulation.config.box_size, **linear)
+    figures["slices.png"] = partial(_draw, where, planes, config.box_size, **linear)
     with raise_on_all_processes():
         if is_main():
             for error in _write(plan.folder, tables, figures):
@@ -149,14 +151,6 @@ def _truth(data: Arrays) -> dict[str, float]:
     return {name.removeprefix("parameters/"): float(x) for name, x in data.items() if name.startswith("parameters/")}
 
 
-def _place(plan: InferencePlan, posterior: infer.Posterior) -> str:
-    """Position of the plane in the pictures; empty for maps."""
-    config = plan.simulation.config
-    if posterior.data.shape != config.mesh_shape:
-        return ""
-    return f"plane at $z = {observed_plane(posterior) * config.cell_size[2]:g}$ Mpc/$h$"
-
-
 def summarise(chain: infer.Chain, truth: Mapping[str, float]) -> Rows:
     """Rows of the summary: mean, standard deviation, R-hat, effective sizes, gradients per effective sample, truth."""
     rows = chain.summary()
@@ -207,21 +201,17 @@ def find_mixing_reasons(plan: InferencePlan, chain: infer.Chain) -> list[str]:
     if max(apart.values(), default=1.0) >= UNMIXED:
         remedy = "the chains have not mixed, or are stuck: look at traces.png"
     else:
+        # As many steps as the smallest effective sample size needs to pass.
         sizes = [_size(row) for row in few.values()] + ([] if worst is None else [worst[1]["ess_bulk"]])
-        remedy = _more(plan, min(sizes, default=math.inf))
+        sampler, unit = plan.settings.sampler, plan.settings.sampler.thin * plan.settings.sampler.chunk
+        needed = unit * math.ceil(sampler.steps * checks.ess / min(sizes, default=math.inf) / unit)
+        steps = f"{needed}" if needed > sampler.steps else f"N with N above {sampler.steps}"
+        remedy = f"take more steps: pmwd-dist resume {plan.folder} --set sampler.steps={steps}"
     return [f"{', and '.join(problems)}; {remedy}"]
 
 
 def _size(row: Mapping[str, float]) -> float:
     return min(row["ess_bulk"], row["ess_tail"])
-
-
-def _more(plan: InferencePlan, size: float = math.inf) -> str:
-    """Advice to take more steps: as many as a smallest effective sample size needs to pass, if that is given."""
-    sampler, unit = plan.settings.sampler, plan.settings.sampler.thin * plan.settings.sampler.chunk
-    needed = unit * math.ceil(sampler.steps * plan.settings.checks.ess / size / unit)
-    steps = f"{needed}" if needed > sampler.steps else f"N with N above {sampler.steps}"
-    return f"take more steps: pmwd-dist resume {plan.folder} --set sampler.steps={steps}"
 
 
 def find_step_reasons(chain: infer.Chain, largest_bias: float, energy_variance: float) -> list[str]:
@@ -276,7 +266,13 @@ def _initial_planes(posterior: infer.Posterior, chain: infer.Chain, data: Arrays
     model, means = posterior.model, {name: float(np.mean(x)) for name, x in chain.parameters.items()}
     (cells, sites), images = (model.config.mesh_shape[2], model.config.particle_shape[2]), Images()
     plane = observed_plane(posterior) if data["data"].shape == model.config.mesh_shape else 0
-    at = partial(_linear_density, model, plane * sites // cells)
+
+    def at(noise: np.ndarray, numbers: dict[str, float]) -> np.ndarray:
+        """A plane of the linear density contrast at a = 1."""
+        given = {name: jnp.asarray(x, float) for name, x in numbers.items()}
+        fields = to_devices(noise, model.config.decomposition.sharding)
+        return to_host(_plane(model.forward, plane * sites // cells, fields, given))
+
     if "noise" in data:
         numbers = {name: truth.get(name, mean) for name, mean in means.items()}
         images.append(("initial density: truth", at(data["noise"], numbers)))
@@ -284,12 +280,6 @@ def _initial_planes(posterior: infer.Posterior, chain: infer.Chain, data: Arrays
     noise, drawn = some_draws(chain)
     planes = [at(x, {n: float(v[i]) for n, v in drawn.items()}) for i, x in enumerate(noise)]
     return [*images, ("initial density: standard deviation", np.std(planes, axis=0))]
-
-
-def _linear_density(model: infer.Model, plane: int, noise: np.ndarray, numbers: dict[str, float]) -> np.ndarray:
-    """A plane of the linear density contrast at a = 1."""
-    given = {name: jnp.asarray(x, float) for name, x in numbers.items()}
-    return to_host(_plane(model.forward, plane, to_devices(noise, model.config.decomposition.sharding), given))
 
 
 @filter_jit

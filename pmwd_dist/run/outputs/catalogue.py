@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Self
 
 import jax
 import numpy as np
@@ -12,24 +11,18 @@ import numpy as np
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.observe.catalogue import galaxy_catalogue
 from pmwd_dist.pm.status import SimulationError
-from pmwd_dist.run.outputs.base import Output, View
-from pmwd_dist.run.outputs.galaxies import Galaxies
+from pmwd_dist.run.outputs.base import View
+from pmwd_dist.run.outputs.galaxies import OfGalaxies
 from pmwd_dist.run.settings.setup import SimulationSetup
 
 _BYTES = 36  # a galaxy
 
 
-class GalaxyCatalogue(Output):
+class GalaxyCatalogue(OfGalaxies):
     """Galaxies of the section [observe.galaxies], one by one."""
 
     name = "catalogue"
-
-    galaxies: Galaxies
-
-    @classmethod
-    def of(cls, galaxies: Galaxies | None) -> Self | None:
-        """The catalogue of galaxies, if the section asks for one."""
-        return cls(galaxies=galaxies) if galaxies is not None and galaxies.catalogue else None
+    wanted = "catalogue"
 
     def names(self, z: float) -> list[str]:
         return [self.file(z, "hdf5")]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -251,17 +251,24 @@ class Galaxies(TableOutput):
         return jax.device_put(shares, config.decomposition.sharding)
 
 
-class Counts(Output):
-    """Galaxies in each cell, at each output: Poisson numbers of the section [observe.galaxies]."""
+class OfGalaxies(Output):
+    """Further files of the section [observe.galaxies], where its key `wanted` asks for them."""
 
-    name = "counts"
+    wanted: ClassVar[str]
 
     galaxies: Galaxies
 
     @classmethod
     def of(cls, galaxies: Galaxies | None) -> Self | None:
-        """The counts of galaxies that have a number density."""
-        return None if galaxies is None or galaxies.number_density is None else cls(galaxies=galaxies)
+        """The files of this section, if it asks for them."""
+        return cls(galaxies=galaxies) if galaxies is not None and getattr(galaxies, cls.wanted) else None
+
+
+class Counts(OfGalaxies):
+    """Galaxies in each cell, at each output: Poisson numbers of the section [observe.galaxies]."""
+
+    name = "counts"
+    wanted = "number_density"
 
     def names(self, z: float) -> list[str]:
         return [self.file(z, "hdf5")]

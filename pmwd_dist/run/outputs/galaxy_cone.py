@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,18 +22,19 @@ from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.pm.time_steps import step_times
 from pmwd_dist.report import plot
 from pmwd_dist.report.page import Caption
-from pmwd_dist.run.outputs.base import Arrays, Drawing, Figures, Output, modes_of
-from pmwd_dist.run.outputs.galaxies import Galaxies
+from pmwd_dist.run.outputs.base import Arrays, Drawing, Figures, modes_of
+from pmwd_dist.run.outputs.galaxies import OfGalaxies
 from pmwd_dist.run.settings.setup import SimulationSetup
 
 _FILE, _SKY = "galaxies.hdf5", "observe.galaxies.sky"
 _BYTES, _NUMBERS = 48, 48  # of a galaxy on disk; for each particle, with both ends of a step
 
 
-class GalaxyCone(Output):
+class GalaxyCone(OfGalaxies):
     """Galaxies of the section [observe.galaxies] on the light cone, in one catalogue at the end of the run."""
 
     name = "galaxy_cone"
+    wanted = "light_cone"
     figure = "wedge.png"
     rank = 1
     of_seed = True
@@ -43,13 +44,6 @@ class GalaxyCone(Output):
         "Galaxies of a thin slice in declination by right ascension and observed redshift.",
         "filaments and voids, whose contrast grows towards the observer, without gaps or edges where the box repeats.",
     )
-
-    galaxies: Galaxies
-
-    @classmethod
-    def of(cls, galaxies: Galaxies | None) -> Self | None:
-        """The galaxies on the light cone, if the section asks for them."""
-        return cls(galaxies=galaxies) if galaxies is not None and galaxies.light_cone else None
 
     def inputs(self) -> dict[str, str]:
         return {} if self.galaxies.sky is None else {_SKY: self.galaxies.sky}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import jit
@@ -55,12 +54,6 @@ _MAPS, _POWER = "light_cone.hdf5", "convergence_power.csv"
 _WIDEST = 10.0  # field of view that is chosen where none is given [degrees]
 _LARGE = np.array([10, 30])  # multipoles
 _LARGEST_NSIDE = 1024  # of harmonics, which take longer than the simulation on larger spheres
-
-
-def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
-    if len(values) < 2 or any(a >= b for a, b in itertools.pairwise(values)):
-        raise ValueError("must be two or more numbers that ascend")
-    return values
 
 
 _Source = Annotated[float, Field(gt=0, le=1000)]
@@ -128,7 +121,7 @@ class LightCone(Output):
         None,
         [{"z": [0.1, 0.3, 0.5], "n": [0.0, 1.0, 0.0]}, {"file": "nz.txt", "column": 3}],
     )
-    edges: Annotated[tuple[Distance, ...], Listed, AfterValidator(_ascending)] | None = about(
+    edges: Annotated[tuple[Distance, ...], Listed] | None = about(
         "comoving distances between which the shells lie [Mpc/h]; default: shells of half a box, out to the sources",
         None,
         [0.0, 500.0, 1000.0],

@@ -356,8 +356,7 @@ def _groups(size: int, chains: int) -> int:
     count = jax.device_count()
     even = " or ".join(str(n) for n in range(1, count + 1) if count % n == 0 and chains % (count // n) == 0)
     if size > count:
-        there = "there is one" if count == 1 else f"there are {count}"
-        raise ArgumentError("chain_devices", size, f"needs {size} devices, and {there}", f"use {even}")
+        raise ArgumentError("chain_devices", size, f"needs {size} devices, and there are {count}", f"use {even}")
     groups = count // size
     if chains % groups:
         low = chains // groups * groups

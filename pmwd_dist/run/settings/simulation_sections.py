@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from pmwd_dist.cosmology.linear_power import DEFAULT, TRANSFERS
 from pmwd_dist.cosmology.parameters import LARGEST_W
@@ -53,10 +53,6 @@ def redshift_label(z: float) -> str:
     return f"z{z:.3f}".replace("z-0.000", "z0.000")
 
 
-def _power_path(value: str, info: ValidationInfo) -> str:
-    return value if value in TRANSFERS else absolute(value, info)
-
-
 def _ascending(pairs: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
     if len(pairs) < 2 or any(high <= low for (low, _), (high, _) in pairwise(((0.0, 0.0), *pairs))):
         raise ValueError("must hold two or more pairs [a, w], with positive scale factors a that ascend")
@@ -68,7 +64,7 @@ def _ascending(pairs: tuple[tuple[float, float], ...]) -> tuple[tuple[float, flo
 
 
 _Table = Annotated[Pairs, AfterValidator(_ascending)]
-_Power = Annotated[str, AfterValidator(_power_path)]
+_Power = Annotated[str, AfterValidator(lambda name, info: name if name in TRANSFERS else absolute(name, info))]
 Redshift = Annotated[float, Field(gt=-1)]
 Redshifts = Annotated[tuple[Redshift, ...], BeforeValidator(one_or_several), AfterValidator(_distinct)]
 
