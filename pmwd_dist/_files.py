@@ -43,6 +43,12 @@ def atomic_write(path: Path) -> Generator[Path]:
         raise
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file by `atomic_write`."""
+    with atomic_write(path) as aside:
+        aside.write_bytes(text.encode())
+
+
 @contextmanager
 def write_aside(path: Path) -> Generator[Path]:
     """Yield a temporary path beside the final one, for a file that is complete and on the disk afterwards.

@@ -60,6 +60,9 @@ Snapshot = Annotated[
         help="HDF5 file of GADGET, AREPO, GIZMO, EAGLE or SWIFT; any of a set, its common name or its folder.",
     ),
 ]
+BesideSnapshot = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: beside the snapshot.")
+]
 LengthUnit = Annotated[
     str | None, typer.Option(metavar="UNIT", help="kpc/h, Mpc/h, kpc or Mpc; default: the unit of the file.")
 ]
@@ -256,9 +259,7 @@ def power(
     mesh: Annotated[
         int | None, typer.Option(min=4, max=1 << 16, help="Cells along a side; default: the simulation's.")
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="CSV", help="Default: beside the snapshot.")
-    ] = None,
+    output: BesideSnapshot = None,
     types: Annotated[
         str | None, typer.Option(metavar="N,N,...", help="Types of particles; default: all that have masses.")
     ] = None,
@@ -284,9 +285,7 @@ def halos(
     snapshot: Snapshot,
     linking_length: Annotated[float, typer.Option(help="Linking length over the mean distance of particles.")] = 0.2,
     min_particles: Annotated[int, typer.Option(help="Least number of particles of a halo.")] = 20,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="HDF5", help="Default: beside the snapshot.")
-    ] = None,
+    output: BesideSnapshot = None,
     length_unit: LengthUnit = None,
 ) -> None:
     """Find halos of the dark matter in a snapshot by friends of friends, with their masses and mass function."""

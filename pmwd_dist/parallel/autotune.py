@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._files import atomic_write, cache_folder, read_text
+from pmwd_dist._files import cache_folder, read_text, write_text
 from pmwd_dist._jax.program import jit
 from pmwd_dist._memory import available_memory, size
 from pmwd_dist.parallel import distributed
@@ -155,8 +155,7 @@ def _keep(record: dict[str, Any], say: Callable[[str], Any]) -> None:
         records = [old for old in _records() if old["key"] != record["key"]] + [record]
         path = cache_folder() / _FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as aside:
-            aside.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+        write_text(path, "".join(json.dumps(record) + "\n" for record in records))
     except (OSError, RuntimeError) as error:
         say(f"not kept: {error}")
 

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._files import atomic_write, read_text
+from pmwd_dist._files import read_text, write_text
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.cosmology.parameters import Cosmology, parameters
@@ -198,8 +198,7 @@ class ForceCorrection(eqx.Module):
         content = {name: getattr(self, name) for name in ("spacing", "cells", "steps", "error", "start")}
         content["cosmologies"] = {name: ends for name, *ends in self.cosmologies}
         content |= {"coefficients": np.asarray(self.coefficients, float).tolist(), "provenance": provenance}
-        with atomic_write(Path(path)) as aside:
-            aside.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        write_text(Path(path), json.dumps(content) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> ForceCorrection:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pmwd_dist._files import atomic_write
+from pmwd_dist._files import write_text
 from pmwd_dist.report.page import Caption
 from pmwd_dist.report.spectra import TRUTH
 from pmwd_dist.report.style import COLOURS, colours, figure_of, finish_axis, latex, make_axes, styled
@@ -72,8 +72,7 @@ def write_rows(path: Path, head: str, rows: Rows) -> None:
     lines += [
         ",".join([name, *(f"{row.get(column, math.nan):.6g}" for column in columns)]) for name, row in rows.items()
     ]
-    with atomic_write(path) as aside:
-        aside.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_text(path, "\n".join(lines) + "\n")
 
 
 def table_lines(rows: Rows, truth: Mapping[str, float]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pmwd_dist._files import atomic_write, read_bytes
+from pmwd_dist._files import read_bytes, write_text
 
 
 class Caption(NamedTuple):
@@ -31,5 +31,4 @@ def write_page(path: Path, images: Iterable[tuple[Path, str, Caption]], **conten
     )
     figures = [(base64.b64encode(read_bytes(image, own=True)).decode("ascii"), *words) for image, *words in images]
     text = environment.get_template("page.html").render(images=figures, **content)
-    with atomic_write(path) as aside:
-        aside.write_text(text + "\n", encoding="utf-8")
+    write_text(path, text + "\n")

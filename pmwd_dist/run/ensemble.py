@@ -21,12 +21,12 @@ import h5py
 import jax
 import numpy as np
 
-from pmwd_dist._files import atomic_write, free_space, message, read_text, remove
+from pmwd_dist._files import atomic_write, free_space, message, read_text, remove, write_text
 from pmwd_dist._jax.profile import recording
 from pmwd_dist._memory import size
 from pmwd_dist.io.arrays import fingerprint
 from pmwd_dist.parallel import distributed
-from pmwd_dist.parallel.distributed import SharedError, from_main, raise_on_all_processes
+from pmwd_dist.parallel.distributed import SharedError, exchange, from_main, on_main, raise_on_all_processes
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.report.tables import Table, read_table
 from pmwd_dist.run.common import manifest
@@ -52,7 +52,6 @@ from pmwd_dist.run.simulation.job import SimulationJob
 BASE, TABLE, SUMMARY = "base.toml", "table.csv", "summary.h5"
 _SETTINGS = "settings of all rows"  # their digest, in the identity of the folder
 _BAD = ("failed", "damaged")  # ends of rows with a reason
-_CLAIMS = ("taken", "done", "new", "begun")  # by another program, and by nobody
 _TABLES_SIZE = 1_000_000  # of the small files of a row [bytes]
 
 
@@ -95,27 +94,28 @@ def prepare_ensemble(ensemble: Ensemble) -> None:
     Raises ValueError if a row can't be run, the disk is too small, or the folder is of other settings or something
     else.
     """
-    with raise_on_all_processes():
-        if distributed.is_main():
-            folder = ensemble.folder
-            texts = {BASE: to_toml(ensemble.table.rows[0]), TABLE: ensemble.table.text()}
-            if folder.exists() and not _is_new(folder) and not is_ensemble(folder):  # which it may be by now
-                raise ValueError(f"{folder}: not empty, and not the folder of an ensemble; choose another --output")
-            folder.mkdir(parents=True, exist_ok=True)
-            with folder_lock(folder, wait=True):
-                if is_ensemble(folder):  # perhaps by a program that was started alike
-                    if any(read_text(folder / name, own=True) != text for name, text in texts.items()):
-                        raise ValueError(f"{folder}: has other rows or settings; choose another --output")
-                    return
-                _check_rows(ensemble)
-                if (folder / manifest.NAME).is_file():  # of a program that was killed here
-                    manifest.remove_files(folder)
-                own = identity(ensemble.job(0)) | {_SETTINGS: fingerprint(list(texts.values()))}
-                manifest.create(folder, own, [*texts, SUMMARY])
-                (folder / ROWS).mkdir(exist_ok=True)
-                for name, text in texts.items():  # the table last: it makes the folder one of an ensemble
-                    with atomic_write(folder / name) as aside:
-                        aside.write_text(text, encoding="utf-8")
+    on_main(_prepare, ensemble)
+
+
+def _prepare(ensemble: Ensemble) -> None:
+    folder = ensemble.folder
+    texts = {BASE: to_toml(ensemble.table.rows[0]), TABLE: ensemble.table.text()}
+    if folder.exists() and not _is_new(folder) and not is_ensemble(folder):  # which it may be by now
+        raise ValueError(f"{folder}: not empty, and not the folder of an ensemble; choose another --output")
+    folder.mkdir(parents=True, exist_ok=True)
+    with folder_lock(folder, wait=True):
+        if is_ensemble(folder):  # perhaps by a program that was started alike
+            if any(read_text(folder / name, own=True) != text for name, text in texts.items()):
+                raise ValueError(f"{folder}: has other rows or settings; choose another --output")
+            return
+        _check_rows(ensemble)
+        if (folder / manifest.NAME).is_file():  # of a program that was killed here
+            manifest.remove_files(folder)
+        own = identity(ensemble.job(0)) | {_SETTINGS: fingerprint(list(texts.values()))}
+        manifest.create(folder, own, [*texts, SUMMARY])
+        (folder / ROWS).mkdir(exist_ok=True)
+        for name, text in texts.items():  # the table last: it makes the folder one of an ensemble
+            write_text(folder / name, text)
 
 
 def _is_new(folder: Path) -> bool:
@@ -205,10 +205,8 @@ class _Worker:
                         return claim == "done"
                     reason = str(error)
             reason = " ".join(reason.split())
-            with raise_on_all_processes():
-                if reason and distributed.is_main():
-                    with atomic_write(_note(self._ensemble.row(i))) as aside:
-                        aside.write_text(reason, encoding="utf-8")
+            if reason:
+                on_main(write_text, _note(self._ensemble.row(i)), reason)
         text = f"{f'failed: {reason}' if reason else 'finished'} after {time.perf_counter() - began:.2f} s"
         self._say("row", f"row {i} of {len(self._ensemble.table.rows)}: {text}")
         return True
@@ -226,7 +224,7 @@ class _Worker:
             yield self._state(i) if from_main(is_held) else "taken"
 
     def _state(self, i: int) -> str:
-        """State of a row that this program holds: one of _CLAIMS, taken if its run is resumed by itself. Collective."""
+        """State of a row that this program holds: done, new, begun, or taken if its run is resumed. Collective."""
         row, state = self._ensemble.row(i), "taken"
         with raise_on_all_processes():
             if distributed.is_main():
@@ -235,7 +233,7 @@ class _Worker:
                     status, _ = _end(row)
                     if status == "finished" or (status == "failed" and self._retried.get(i) != _failed_at(row)):
                         state = "done"
-        return _CLAIMS[int(from_main(np.int32(_CLAIMS.index(state))))]  # which sends arrays
+        return exchange(state)[0]
 
     def _run(self, i: int, *, is_new: bool) -> str:
         """Run a row, and return the reason of a failure. Collective.
@@ -245,8 +243,7 @@ class _Worker:
         try:
             job = self._job(i)
             with start_errors():
-                if distributed.is_main():
-                    remove(_note(job.folder))
+                on_main(remove, _note(job.folder))
                 if is_new:
                     prepare_folder(job, overwrite=True)
             left = None if self._end is None else max(self._end - time.perf_counter(), 0.0)

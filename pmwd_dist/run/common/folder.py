@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Timer
 from typing import Any, NamedTuple
 
-from pmwd_dist._files import append_text, atomic_write, read_bytes, read_text, temporary
+from pmwd_dist._files import append_text, atomic_write, read_bytes, read_text, temporary, write_text
 from pmwd_dist.io.arrays import ArrayFileError
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, on_main, raise_on_all_processes
@@ -83,15 +83,11 @@ def _write_config(job: Plan) -> None:
     manifest.create(folder, own, [CONFIG, RUN, LOG, *(_COPIES[section][1] for section in copies)])
     for section, content in copies.items():
         key, name = _COPIES[section]
-        _write(folder / name, content)
+        with atomic_write(folder / name) as aside:
+            aside.write_bytes(content)
         changed = getattr(settings, section).model_copy(update={key: name})
         settings = settings.model_copy(update={section: changed})
-    _write(folder / CONFIG, to_toml(settings).encode())
-
-
-def _write(path: Path, content: bytes) -> None:
-    with atomic_write(path) as aside:
-        aside.write_bytes(content)
+    write_text(folder / CONFIG, to_toml(settings))
 
 
 def finished(folder: Path) -> bool:
@@ -195,7 +191,7 @@ class Log:
 
     def _summarise(self, fields: dict[str, Any]) -> None:
         self._summary |= {name: value for name, value in fields.items() if name != "folder"}
-        _write(self._folder / RUN, (json.dumps(self._summary, indent=1) + "\n").encode())
+        write_text(self._folder / RUN, json.dumps(self._summary, indent=1) + "\n")
 
 
 class StartError(ValueError):

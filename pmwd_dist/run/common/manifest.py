@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pmwd_dist._files import atomic_write, exists, message, read_text, remove, temporary
+from pmwd_dist._files import exists, message, read_text, remove, temporary, write_text
 from pmwd_dist.io import checkpoint
 from pmwd_dist.run.common.fingerprint import Identity
 
@@ -87,5 +87,4 @@ def _is_name(name: str) -> bool:
 
 
 def _write(folder: Path, run: Identity, names: list[str]) -> None:
-    with atomic_write(folder / NAME) as aside:
-        aside.write_text(json.dumps({"run": run, "files": names}, indent=1) + "\n", encoding="utf-8")
+    write_text(folder / NAME, json.dumps({"run": run, "files": names}, indent=1) + "\n")

@@ -22,7 +22,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import atomic_write, reserve
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
-from pmwd_dist.io.arrays import read_arrays, write_arrays
+from pmwd_dist.io.arrays import write_arrays
 from pmwd_dist.io.snapshot.writer import zstd_filter
 from pmwd_dist.observe.velocity import momentum_along, per_mass
 from pmwd_dist.ops.rounding import max_abs
@@ -31,10 +31,9 @@ from pmwd_dist.parallel.decomposition import Decomposition
 from pmwd_dist.parallel.distributed import gather, raise_on_all_processes
 from pmwd_dist.pm.paint import density
 from pmwd_dist.pm.particles import Particles
-from pmwd_dist.report import plot
 from pmwd_dist.report.page import Caption
-from pmwd_dist.report.style import titled
-from pmwd_dist.run.outputs.base import RESTORE, Arrays, Drawing, Output, View, check_finite
+from pmwd_dist.run.outputs.base import Arrays, Drawing, Output, View, check_finite
+from pmwd_dist.run.outputs.slices import Slices, draw_slab
 from pmwd_dist.run.settings.section import Counts, Listed, about
 from pmwd_dist.run.settings.setup import SimulationSetup
 from pmwd_dist.run.settings.writing import argument_problem
@@ -167,11 +166,8 @@ class Fields(Output):
 
     @classmethod
     def draw(cls, path: Path) -> Drawing:
-        slab = read_arrays(path, shapes={"z": (), "sides": (2,), "thickness": ()}, remedy=RESTORE)
-        title = f"redshift {slab['z']:.3g}, mean over $0 < z < {slab['thickness']:.3g}$ Mpc/$h$"
-        velocity = slab["velocity"] if len(slab["velocity"]) else None
-        draw = partial(plot.density, slab["density"], slab["sides"].tolist(), velocity=velocity)
-        return partial(titled, draw, title, 15)
+        slab = Slices.read(path)
+        return draw_slab(slab, slab["velocity"] if len(slab["velocity"]) else None)
 
 
 @contextmanager

@@ -65,6 +65,11 @@ class Slices(Output):
 
     @classmethod
     def draw(cls, path: Path) -> Drawing:
-        slab = cls.read(path)
-        title = f"redshift {slab['z']:.3g}, mean over $0 < z < {slab['thickness']:.3g}$ Mpc/$h$"
-        return partial(titled, partial(plot.density, slab["density"], slab["sides"].tolist()), title, 15)
+        return draw_slab(cls.read(path))
+
+
+def draw_slab(slab: Arrays, velocity: np.ndarray | None = None) -> Drawing:
+    """Density of a slab, with redshift and thickness, and velocities if there are any."""
+    title = f"redshift {slab['z']:.3g}, mean over $0 < z < {slab['thickness']:.3g}$ Mpc/$h$"
+    draw = partial(plot.density, slab["density"], slab["sides"].tolist(), velocity=velocity)
+    return partial(titled, draw, title, 15)

@@ -40,15 +40,10 @@ class SettingsTable:
 def read_settings_table(
     file: Path, table: Path, overrides: Sequence[str] = (), *, replace: bool = False
 ) -> SettingsTable:
-    """Read the settings of the rows of a table. Figures are off.
+    """Read the settings of the rows of a CSV table, whose first line has keys of a TOML file. Figures are off.
 
-    Args:
-      file: TOML file of a simulation.
-      table: CSV file; its first line has keys of the file, each other line their values for a simulation.
-      overrides: values of other keys, such as "box.size=500".
-      replace: take these values also for keys of the table.
-
-    Raises SettingsError with the problems of the columns, or of the rows, each once, with its first row and its key.
+    Overrides are values of other keys, or with `replace` of keys of the table, too. Raises SettingsError with problems
+    of the columns, or of the rows, each once, with its first row and its key.
     """
     columns, lines = _cells(table)
     both = [text for text in overrides if text.partition("=")[0].strip() in columns]

@@ -34,21 +34,15 @@ def _times_and_cosmology(settings: Settings) -> Problems:
     if time.a_stop <= time.a_start:
         yield f"time.a_stop = {time.a_stop}: must be greater than time.a_start = {time.a_start:g}; for example 1.0"
     if cosmology.omega_b >= cosmology.omega_m:
-        yield (
-            f"cosmology.omega_b = {cosmology.omega_b}: must be less than cosmology.omega_m = {cosmology.omega_m:g}, "
-            "which includes the baryons; for example 0.0486"
-        )
+        most = f"cosmology.omega_m = {cosmology.omega_m:g}, which includes the baryons"
+        yield f"cosmology.omega_b = {cosmology.omega_b}: must be less than {most}; for example 0.0486"
     neutrinos = cosmology.m_nu / 93.1 / cosmology.h**2
     if cosmology.omega_b + neutrinos >= cosmology.omega_m > cosmology.omega_b:
-        yield (
-            f"cosmology.m_nu = {cosmology.m_nu}: is a density of {neutrinos:.3g}, and cosmology.omega_m = "
-            f"{cosmology.omega_m:g} must hold it with the baryons; for example 0.06"
-        )
+        most = f"cosmology.omega_m = {cosmology.omega_m:g} must hold it with the baryons"
+        yield f"cosmology.m_nu = {cosmology.m_nu}: is a density of {neutrinos:.3g}, and {most}; for example 0.06"
     if cosmology.w0 + cosmology.wa >= 0:
-        yield (
-            f"cosmology.wa = {cosmology.wa}: must be less than {-cosmology.w0:g}, as with w0 + wa >= 0 dark energy "
-            "dominates early; for example 0.0"
-        )
+        why = "as with w0 + wa >= 0 dark energy dominates early"
+        yield f"cosmology.wa = {cosmology.wa}: must be less than {-cosmology.w0:g}, {why}; for example 0.0"
     for name, other in (("w0", "w_table"), ("wa", "w_table"), ("sigma8", "A_s")):
         value, default = getattr(cosmology, name), type(cosmology).model_fields[name].default
         if value != default and getattr(cosmology, other) is not None:

@@ -61,19 +61,14 @@ def expected_displacement(displacement: float, a: float, table: GrowthTable, con
 def halo_width(displacement: float, config: Config) -> int:
     """Width of a halo that holds displacements up to this one [Mpc/h] and the spacing of the lattice [cells]."""
     spacing = max(side / n for side, n in zip(config.box_size, config.particle_shape, strict=True))
-    widest = _widest(config)
+    widest = max(n for n, parts in zip(config.mesh_shape, config.decomposition.pdims, strict=False) if parts > 1)
+    if config.decomposition.backend.needs_opening:
+        widest = halo_widths(dataclasses.replace(config, halo="auto"))[-1]  # for which it is open
     if not math.isfinite(displacement):
         return widest  # the step reports the error
     cells = math.ceil((displacement + spacing) / min(config.cell_size))
     step = 2 ** max(0, math.floor(math.log2(max(cells, 1))) - _EIGHTHS)
     return min(-(-cells // step) * step, widest)
-
-
-def _widest(config: Config) -> int:
-    """The widest halo of a mesh, or the one for which its backend is opened [cells]."""
-    if config.decomposition.backend.needs_opening:
-        return halo_widths(dataclasses.replace(config, halo="auto"))[-1]
-    return max(n for n, parts in zip(config.mesh_shape, config.decomposition.pdims, strict=False) if parts > 1)
 
 
 def with_halo_of(displacement: float, config: Config) -> Config:

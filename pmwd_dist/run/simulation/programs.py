@@ -44,7 +44,8 @@ def run_memory(
             first, second = _initial(simulation)
             compiled |= {"the initial conditions": pool.submit(first.compile)}
             compiled |= {"the initial particles": pool.submit(second.compile)}
-        compiled["P(k)"] = pool.submit(_power(config).compile)
+        field = jax.ShapeDtypeStruct(config.mesh_shape, vectors.dtype, sharding=vectors.sharding)
+        compiled["P(k)"] = pool.submit(power._power_spectrum.lower(field, config, deconvolve=True).compile)
     stages = {stage: resources.planned(program.result()) for stage, program in compiled.items()}
     stages["P(k)"] += particles  # painting them takes less than a step does
     return stages | {output.stage: memory for output in outputs if (memory := output.memory(simulation, config))}
@@ -85,13 +86,6 @@ def _step(simulation: SimulationSetup, count: int, config: Config) -> Lowered:
         return host._advance.lower(particles, rest, small[1], done, config)
     see = light_cone.advance_and_see.lower
     return see(particles, light_cone.shells_like(cone), rest, small[1], done, cone, config)
-
-
-def _power(config: Config) -> Lowered:
-    """The program of P(k)."""
-    vectors = _vectors(config)
-    field = jax.ShapeDtypeStruct(config.mesh_shape, vectors.dtype, sharding=vectors.sharding)
-    return power._power_spectrum.lower(field, config, deconvolve=True)
 
 
 def _vectors(config: Config) -> jax.ShapeDtypeStruct:
