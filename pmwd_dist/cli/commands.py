@@ -26,14 +26,7 @@ from pmwd_dist.run.common.fingerprint import compare_processes, may_change
 from pmwd_dist.run.common.folder import CONFIG, finished, prepare_folder, state
 from pmwd_dist.run.common.job import Job, execute
 from pmwd_dist.run.common.lock import folder_lock
-from pmwd_dist.run.ensemble import (
-    Ensemble,
-    is_ensemble,
-    prepare_ensemble,
-    run_ensemble,
-    state_of_rows,
-    write_summary,
-)
+from pmwd_dist.run.ensemble import Ensemble, is_ensemble, prepare_ensemble, run_ensemble, state_of_rows, write_summary
 from pmwd_dist.run.settings import Settings, SimulationSettings, read_any
 from pmwd_dist.run.settings.columns import read_settings_table
 from pmwd_dist.run.settings.section import duration
@@ -68,8 +61,7 @@ LengthUnit = Annotated[
 ]
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set box.size=500.")]
 TimeLimit = Annotated[
-    str | None,
-    typer.Option(metavar="TIME", help="Stop in time with a checkpoint and exit code 0: --time-limit 3h55m."),
+    str | None, typer.Option(metavar="TIME", help="Stop in time with a checkpoint and exit code 0: --time-limit 3h55m.")
 ]
 
 
@@ -179,11 +171,7 @@ def _run_ensemble(found: Ensemble, time_limit: float | None, prepare: Callable[[
 
 
 @app.command()
-def resume(
-    folder: Folder,
-    overrides: Set = [],
-    time_limit: TimeLimit = None,
-) -> None:
+def resume(folder: Folder, overrides: Set = [], time_limit: TimeLimit = None) -> None:
     """Resume a run from its last checkpoint, an inference from its last chunk, or the missing rows of an ensemble."""
     _start("resume")
     with command_errors():
@@ -212,11 +200,7 @@ def resume(
 
 
 @app.command()
-def check(
-    file: File,
-    output: Output = None,
-    overrides: Set = [],
-) -> None:
+def check(file: File, output: Output = None, overrides: Set = []) -> None:
     """Check a TOML file and describe its run on the current devices."""
     _start("check")
     with command_errors():
@@ -231,9 +215,7 @@ def check(
 
 
 @app.command()
-def template(
-    of_inference: Annotated[bool, typer.Option("--infer", help="That of `pmwd-dist infer`.")] = False,
-) -> None:
+def template(of_inference: Annotated[bool, typer.Option("--infer", help="That of `pmwd-dist infer`.")] = False) -> None:
     """Print a TOML file with every key, its default and its meaning."""
     from pmwd_dist.run.settings import InferenceSettings
     from pmwd_dist.run.settings.template import template as text
@@ -325,8 +307,7 @@ def report(folder: Folder) -> None:
 def movie(
     folder: Folder,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="GIF, or MP4 by ffmpeg; default: movie.gif."),
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="GIF, or MP4 by ffmpeg; default: movie.gif.")
     ] = None,
     fps: Annotated[int, typer.Option(min=1, max=100, help="Frames a second.")] = 8,
 ) -> None:
@@ -355,12 +336,7 @@ def autotune(
             raise ValueError(f"{len(shape)} numbers of cells were given; give one or three")
         nx, ny, nz = shape * (3 // len(shape))
         best = tuner.autotune(
-            (nx, ny, nz),
-            dtype=dtype,
-            n_devices=n_devices,
-            halo=halo,
-            measure_again=again,
-            say=typer.echo,
+            (nx, ny, nz), dtype=dtype, n_devices=n_devices, halo=halo, measure_again=again, say=typer.echo
         )
     _say(f"devices.pdims = [{best.pdims[0]}, {best.pdims[1]}]")
     _say(f'devices.backend = "{best.backend.name}"')

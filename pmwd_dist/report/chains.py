@@ -124,11 +124,7 @@ def traces(draws: Any, *, truth: Mapping[str, float] | None = None, axes: Any = 
 
 @styled(outward=True)
 def corner(
-    draws: Any,
-    *,
-    priors: Mapping[str, Any] | None = None,
-    truth: Mapping[str, float] | None = None,
-    axes: Any = None,
+    draws: Any, *, priors: Mapping[str, Any] | None = None, truth: Mapping[str, float] | None = None, axes: Any = None
 ) -> Figure:
     """Draw the distribution of each parameter and of each pair, over all chains, with priors and true values.
 

@@ -234,11 +234,7 @@ def pdf(found: Any, *, axes: Any = None) -> Figure:
 
 @styled()
 def angular_power(
-    spectra: Sequence[Any],
-    linear: Sequence[Any] = (),
-    *,
-    labels: Sequence[str] = (),
-    axes: Any = None,
+    spectra: Sequence[Any], linear: Sequence[Any] = (), *, labels: Sequence[str] = (), axes: Any = None
 ) -> Figure:
     """Draw l (l + 1) C_l / 2 pi of maps with its Gaussian scatter, and linear theory.
 

@@ -75,11 +75,7 @@ def id_type(part: Part) -> str:
 
 _LENGTH = 1e3  # yt and pynbody assume kpc/h, whatever unit a file names
 _FLAGS = ("Flag_Sfr", "Flag_Cooling", "Flag_StellarAge", "Flag_Metals", "Flag_Feedback", "Flag_DoublePrecision")
-_UNITS = {
-    "UnitLength_in_cm": CM_PER_MPC / _LENGTH,
-    "UnitMass_in_g": GRAM_PER_MASS,
-    "UnitVelocity_in_cm_per_s": 1e5,
-}
+_UNITS = {"UnitLength_in_cm": CM_PER_MPC / _LENGTH, "UnitMass_in_g": GRAM_PER_MASS, "UnitVelocity_in_cm_per_s": 1e5}
 _POWERS = dict.fromkeys(("a_scaling", "h_scaling", "length_scaling", "mass_scaling", "velocity_scaling"), 0.0)
 
 

@@ -17,15 +17,7 @@ from pmwd_dist.cosmology.expansion import background, expansion
 from pmwd_dist.cosmology.growth import parameters_of
 from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY, Parameters, parameters
 from pmwd_dist.cosmology.radiation import T_CMB
-from pmwd_dist.io.snapshot.base import (
-    KM_S_PER_H0,
-    TYPES,
-    Attributes,
-    Part,
-    SnapshotFormat,
-    counts,
-    id_type,
-)
+from pmwd_dist.io.snapshot.base import KM_S_PER_H0, TYPES, Attributes, Part, SnapshotFormat, counts, id_type
 from pmwd_dist.io.snapshot.units import CM_PER_MPC, GRAM_PER_MASS
 from pmwd_dist.parallel.distributed import on_main
 

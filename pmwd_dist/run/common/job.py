@@ -62,13 +62,7 @@ class Job(Plan):
         }
 
 
-def execute(
-    job: Job,
-    listener: Listener,
-    *,
-    resume: bool = False,
-    time_limit: float | None = None,
-) -> None:
+def execute(job: Job, listener: Listener, *, resume: bool = False, time_limit: float | None = None) -> None:
     """Do a job with a prepared folder, from the beginning or from its last checkpoint. Collective.
 
     A job that is stopped at any time, and then resumed, has the same bits. The listener is called with every event, on

@@ -64,8 +64,7 @@ class Fields(Output):
     )
 
     quantities: Annotated[tuple[Kind, ...], Listed, AfterValidator(_distinct)] = about(
-        "density (1 + delta), momentum ((1 + delta) u) and velocity (u, momentum over density)",
-        ("density", "velocity"),
+        "density (1 + delta), momentum ((1 + delta) u) and velocity (u, momentum over density)", ("density", "velocity")
     )
     mesh: Counts | None = about("cells along a side; one number, or three; default: box.mesh", None, 128)
     precision: Literal["float16", "float32"] = about("type of the numbers: float16 or float32", "float32")

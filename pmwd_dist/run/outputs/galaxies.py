@@ -39,10 +39,7 @@ from pmwd_dist.run.settings.writing import toml_value
 _MASK = "observe.galaxies.mask"
 _BIAS: Any = {"ge": -LARGEST_BIAS, "le": LARGEST_BIAS}
 _OPERATORS = "b2", "bs2", "bnabla2", "b3", "bdeltas2", "bs3"  # of an unsmoothed field they diverge
-CONE = (
-    *("b1", *_OPERATORS, "smoothing"),
-    *("light_cone", "n_z", "sky", "completeness", "redshift_error", "observer"),
-)
+CONE = (*("b1", *_OPERATORS, "smoothing"), *("light_cone", "n_z", "sky", "completeness", "redshift_error", "observer"))
 
 
 def _selection(pairs: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:

@@ -173,8 +173,7 @@ class LikelihoodSection(Section):
     """The noise of the data."""
 
     kind: Literal["gaussian", "poisson", "lensing"] = about(
-        "gaussian (densities), poisson (counts) or lensing (maps of the sources of [observe.light_cone])",
-        "gaussian",
+        "gaussian (densities), poisson (counts) or lensing (maps of the sources of [observe.light_cone])", "gaussian"
     )
     quantity: Literal["convergence", "shear"] = about("maps of lensing: convergence or shear", "convergence")
     sigma: Annotated[float | File | None, BeforeValidator(_positive_or_file)] = about(

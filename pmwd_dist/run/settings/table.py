@@ -18,10 +18,7 @@ _EXPONENT = re.compile(r"(?<=[0-9.])[dD](?=[+-]?[0-9])")
 
 
 def read_table(
-    path: Path,
-    name: str = "linear_power",
-    needed: str = "k [h/Mpc] and P(k) [(Mpc/h)^3]",
-    column: int = 2,
+    path: Path, name: str = "linear_power", needed: str = "k [h/Mpc] and P(k) [(Mpc/h)^3]", column: int = 2
 ) -> tuple[np.ndarray, np.ndarray]:
     """Read the first column of a text file, and another, counted from 1; # starts a comment.
 
