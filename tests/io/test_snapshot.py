@@ -20,7 +20,7 @@ import pytest
 import pmwd_dist as pmd
 from pmwd_dist.cosmology.expansion import background, expansion
 from pmwd_dist.cosmology.parameters import parameters
-from pmwd_dist.io.snapshot import chunks, writer
+from pmwd_dist.io.snapshot import writer
 from pmwd_dist.io.snapshot.header import named_background, read_header
 from pmwd_dist.io.snapshot.reader import load_snapshot
 from pmwd_dist.io.snapshot.writer import save_snapshot
@@ -89,19 +89,19 @@ def test_positions_are_rounded_once(tmp_path: Path, single, cosmo, kind, precisi
 
 def test_positions_of_particles_far_away_are_in_the_box():
     disp = np.asarray([3e38, -1e20, 1e17, -1e-30, np.nextafter(150, 0, dtype=np.float32)], np.float32)
-    layout = chunks.Layout((), 5, (50.0, 50.0, 50.0), (1, 1, 1))
+    layout = writer.Layout((), 5, (50.0, 50.0, 50.0), (1, 1, 1))
     with jax.enable_x64(True):
         sites, length = [jnp.zeros(5, np.int32)] * 3, jnp.asarray(1e3)
-        x = chunks._positions(jnp.stack([disp] * 3, -1), sites, length, np.dtype("f4"), layout)
+        x = writer._positions(jnp.stack([disp] * 3, -1), sites, length, np.dtype("f4"), layout)
     assert (x >= 0).all() and (x < 5e4).all()
 
 
 def test_ids_beyond_32_bits():
     types, first = (("Coordinates", "f4"), ("ParticleIDs", "u8")), np.asarray([2044, 2000, 8])
-    layout = chunks.Layout(types, 32, (1.0, 1.0, 1.0), (2048, 2048, 2048))
+    layout = writer.Layout(types, 32, (1.0, 1.0, 1.0), (2048, 2048, 2048))
     block, scales = jnp.zeros((4, 2, 8, 3), np.float32), np.ones(3)
     with jax.enable_x64(True):
-        words = chunks._chunk(block, block, np.int64(32), first, scales, layout)
+        words = writer._chunk(block, block, np.int64(32), first, scales, layout)
     found = np.asarray(words["ParticleIDs"])[:-1].view("u8")
     sites = np.stack(np.unravel_index(np.arange(32, 64), (4, 2, 8)), -1) + first
     np.testing.assert_array_equal(found, np.ravel_multi_index(tuple(sites.T), layout.lattice))
@@ -118,7 +118,7 @@ def test_checksums_are_those_of_hdf5(tmp_path: Path, values, rows):
         data = file.create_dataset("x", data=words, chunks=(rows,), fletcher32=True)
         _, stored = data.id.read_direct_chunk((0,))
     with jax.enable_x64(True):
-        assert int(chunks._fletcher32(jnp.asarray(words))) == int.from_bytes(stored[-4:], "little")
+        assert int(writer._fletcher32(jnp.asarray(words))) == int.from_bytes(stored[-4:], "little")
 
 
 def test_gadget_file_holds_what_readers_expect(tmp_path: Path, cosmo, single):

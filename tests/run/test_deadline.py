@@ -13,9 +13,8 @@ from pmwd_dist._jax.profile import Profile, recording
 from pmwd_dist._jax.program import jit
 from pmwd_dist.parallel import distributed
 from pmwd_dist.run.common import control
-from pmwd_dist.run.common.control import Control, Interrupted, StopRequest
+from pmwd_dist.run.common.control import PATIENCE, Control, Interrupted, StopRequest, watchdog
 from pmwd_dist.run.common.folder import Log, StartError
-from pmwd_dist.run.common.watchdog import PATIENCE, watchdog
 from pmwd_dist.run.settings.section import duration, duration_text
 
 

@@ -14,13 +14,12 @@ from pmwd_dist._jax.native import native_available
 from pmwd_dist._jax.profile import recording
 from pmwd_dist._memory import size
 from pmwd_dist.parallel import distributed
-from pmwd_dist.run.common.control import Control, Interrupted, stop_requests
+from pmwd_dist.run.common.control import Control, Interrupted, stop_requests, watchdog
 from pmwd_dist.run.common.fingerprint import versions
 from pmwd_dist.run.common.folder import REPORT, Listener, Log, hold_folder, status_of
 from pmwd_dist.run.common.plan import Plan
 from pmwd_dist.run.common.report import write_report
 from pmwd_dist.run.common.resources import peak_memory
-from pmwd_dist.run.common.watchdog import watchdog
 
 
 class Job(Plan):
