@@ -136,19 +136,14 @@ def lattice_of(mesh_shape: Shape3, particles: int) -> Shape3:
     return nx, ny, max(1, -(-min(_PAINTED, particles) // (nx * ny)))
 
 
-# --- particles ---------------------------------------------------------------------------------------------
-
-
 def _columns(files: Sequence[Path], header: SnapshotHeader) -> dict[int, list[Column]]:
     """Arrays to read of each type with positions: the positions, and the masses where they are an array."""
     found: dict[int, list[Column]] = {}
     for path in files:
         with opened(path) as file:
-            counts = read_counts(file, "NumPart_ThisFile")
-            for kind in (
-                kind for kind in range(len(header.counts)) if any(counts[kind : kind + 1]) and kind not in found
-            ):
-                found[kind] = [column for column in (POSITIONS, MASSES) if has_array(file, kind, column)]
+            for kind, count in enumerate(read_counts(file, "NumPart_ThisFile")[: len(header.counts)]):
+                if count and kind not in found:
+                    found[kind] = [column for column in (POSITIONS, MASSES) if has_array(file, kind, column)]
     return {kind: found[kind] for kind in sorted(found) if POSITIONS in found[kind]}
 
 
@@ -171,9 +166,6 @@ def _choose(
     if lacking and len(chosen) > 1:
         raise ArgumentError("types", list(chosen), f"includes {lacking[0]}, whose particles have no masses")
     return chosen
-
-
-# --- painting ----------------------------------------------------------------------------------------------
 
 
 def _paint(particles: Iterator[tuple[np.ndarray, np.ndarray]], config: Config) -> tuple[Array, float, float]:

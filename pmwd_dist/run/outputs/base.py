@@ -64,10 +64,6 @@ class View:
         """Linear growth factor at wavenumbers [h/Mpc]."""
         return growth_table_to(self.simulation.config.lpt_order, self.simulation.cosmo).linear(k, self.a)[0]
 
-    def linear_modes(self) -> Array:
-        """The linear modes."""
-        return modes_of(self.simulation)
-
 
 def modes_of(run: SimulationSetup) -> Array:
     """The linear modes of a simulation, made again from their seed: a run does not keep them."""

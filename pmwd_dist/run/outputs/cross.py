@@ -15,7 +15,7 @@ from pmwd_dist.pm.paint import density
 from pmwd_dist.report import plot
 from pmwd_dist.report.page import Caption
 from pmwd_dist.report.tables import Table
-from pmwd_dist.run.outputs.base import MPC3, PER_MPC, Drawing, TableOutput, View
+from pmwd_dist.run.outputs.base import MPC3, PER_MPC, Drawing, TableOutput, View, modes_of
 
 
 class Cross(TableOutput):
@@ -34,7 +34,7 @@ class Cross(TableOutput):
         config = view.simulation.config
         config = replace(config, mesh_shape=config.particle_shape, halo="auto")
         k = fftfreq3d(config.particle_shape, config.decomposition, config.box_size)
-        modes = view.linear_modes() * view.growth(jnp.sqrt(k[0] ** 2 + k[1] ** 2 + k[2] ** 2))
+        modes = modes_of(view.simulation) * view.growth(jnp.sqrt(k[0] ** 2 + k[1] ** 2 + k[2] ** 2))
         reference = pirfft3d(modes, config.particle_shape, config.decomposition)
         found = cross_power(density(view.particles, config), reference, config, deconvolve=(True, False))
         some = np.asarray(found.modes) > 0

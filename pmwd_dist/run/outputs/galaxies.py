@@ -28,10 +28,10 @@ from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.report.page import Caption
 from pmwd_dist.report.tables import Table
-from pmwd_dist.run.outputs.base import Arrays, Axis, Drawing, Output, TableOutput, View, k_max_problems
+from pmwd_dist.run.outputs.base import Arrays, Axis, Drawing, Output, TableOutput, View, k_max_problems, modes_of
 from pmwd_dist.run.outputs.fields import write_fields
 from pmwd_dist.run.outputs.multipoles import K_MAX, POLES, SHOT_NOISE, Multipoles, poles_table
-from pmwd_dist.run.settings.section import Distance, File, Pairs, Three, about
+from pmwd_dist.run.settings.section import OBSERVER, File, Pairs, Place, about
 from pmwd_dist.run.settings.setup import SimulationSetup
 from pmwd_dist.run.settings.simulation_sections import Box
 from pmwd_dist.run.settings.writing import toml_value
@@ -114,9 +114,7 @@ class Galaxies(TableOutput):
     )
     completeness: float = about("share of the galaxies that the survey sees", 1.0, gt=0, le=1)
     redshift_error: float = about("standard deviation of errors of Z / (1 + Z)", 0.0, ge=0, le=0.2)
-    observer: Annotated[tuple[Distance, Distance, Distance], Three] | None = about(
-        "place of the observer in the box [Mpc/h]; default: the centre", None, [0.0, 0.0, 0.0]
-    )
+    observer: Place | None = OBSERVER
     k_max: float | None = K_MAX
 
     @property
@@ -219,7 +217,7 @@ class Galaxies(TableOutput):
 
     def weights(self, view: View) -> Array:
         """Weights of the particles as galaxies."""
-        return self.weights_at(view.a, view.linear_modes(), view.simulation)
+        return self.weights_at(view.a, modes_of(view.simulation), view.simulation)
 
     def weights_at(self, a: float, modes: Array, simulation: SimulationSetup) -> Array:
         """Weights of the particles as galaxies at a scale factor."""

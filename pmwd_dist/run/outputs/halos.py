@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from pmwd_dist.report import plot
 from pmwd_dist.report.page import Caption
 from pmwd_dist.report.tables import Table
 from pmwd_dist.run.outputs.base import Arrays, Drawing, TableOutput, View
-from pmwd_dist.run.settings.section import Distance, Three, about
+from pmwd_dist.run.settings.section import OBSERVER, Place, about
 from pmwd_dist.run.settings.setup import SimulationSetup
 from pmwd_dist.run.settings.simulation_sections import Box
 
@@ -64,9 +64,7 @@ class Halos(TableOutput):
         gt=0,
         le=1000,
     )
-    observer: Annotated[tuple[Distance, Distance, Distance], Three] | None = about(
-        "place of the observer of the light cone in the box [Mpc/h]; default: the centre", None, [0.0, 0.0, 0.0]
-    )
+    observer: Place | None = OBSERVER
 
     def problems(self, box: Box) -> Iterator[str]:
         if self.observer is not None and self.light_cone is None:

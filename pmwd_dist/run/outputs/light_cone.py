@@ -45,7 +45,7 @@ from pmwd_dist.report.page import Caption
 from pmwd_dist.report.tables import Table, read_table, write_table
 from pmwd_dist.run.outputs.base import Axis, Drawing, Figures, Output
 from pmwd_dist.run.outputs.fields import write_fields
-from pmwd_dist.run.settings.section import Distance, File, Listed, Section, Three, about, one_or_several
+from pmwd_dist.run.settings.section import Distance, File, Listed, Place, Section, about, one_or_several
 from pmwd_dist.run.settings.setup import SimulationSetup
 from pmwd_dist.run.settings.table import read_table as read_columns
 from pmwd_dist.run.settings.writing import reason, toml_value
@@ -126,7 +126,7 @@ class LightCone(Output):
         None,
         [0.0, 500.0, 1000.0],
     )
-    observer: Annotated[tuple[Distance, Distance, Distance], Three] | None = about(
+    observer: Place | None = about(
         "place of the observer in the box [Mpc/h]; default: the lower side along the line of sight, or the centre for "
         "a sphere",
         None,

@@ -20,7 +20,7 @@ from pmwd_dist.infer.priors import Prior
 from pmwd_dist.observe.assignment import Window
 from pmwd_dist.observe.shells import Assignment
 from pmwd_dist.parallel.decomposition import Decomposition, Shape3, default_decomposition
-from pmwd_dist.run.settings.section import Distance, File, Listed, Section, Three, about, one_or_several
+from pmwd_dist.run.settings.section import OBSERVER, File, Listed, Place, Section, about, one_or_several
 from pmwd_dist.run.settings.simulation import Settings
 from pmwd_dist.run.settings.writing import Raw, toml_value
 
@@ -149,9 +149,7 @@ class Model(Section):
         "galaxies on the light cone of an observer in the box, at the distances of their redshifts in [cosmology]",
         False,
     )
-    observer: Annotated[tuple[Distance, Distance, Distance], Three] | None = about(
-        "place of the observer of the light cone in the box [Mpc/h]; default: the centre", None, [0.0, 0.0, 0.0]
-    )
+    observer: Place | None = OBSERVER
 
 
 def _positive_or_file(value: object) -> object:
@@ -330,24 +328,20 @@ class InferenceSettings(Settings):
     checks: Checks
 
     def divide(self, shapes: Sequence[Shape3], **options: Any) -> Decomposition | None:
-        """The division of fields over the devices of a chain, if their number is given."""
-        return None if self.sampler.chain_devices is None else _chain_decomposition(self, shapes, **options)
+        """The division of fields over the devices of a chain, on a mesh with an axis of chains for several groups.
 
-
-def _chain_decomposition(settings: InferenceSettings, shapes: Sequence[Shape3], **options: Any) -> Decomposition:
-    """The division of a field over the devices of a chain, on a mesh that has an axis of chains for several groups.
-
-    Raises ArgumentError for too few devices, or groups that can't share the chains.
-    """
-    size, pdims = settings.sampler.chain_devices, settings.devices.pdims
-    assert size is not None
-    groups = _groups(size, settings.sampler.chains)
-    px, py = default_decomposition(shapes, size).pdims if pdims is None else pdims
-    if groups == 1:
-        return Decomposition((px, py), **options)
-    devices = np.array(jax.devices()[: groups * size], dtype=object).reshape(groups, px, py)
-    mesh = Mesh(devices, (CHAINS, "x", "y"), axis_types=(AxisType.Auto,) * 3)
-    return Decomposition(mesh=mesh, spec=PartitionSpec("x", "y"), **options)  # vmap fails with P(), of one device
+        None if their number is not given. Raises ArgumentError for too few devices, or groups that can't share chains.
+        """
+        size, pdims = self.sampler.chain_devices, self.devices.pdims
+        if size is None:
+            return None
+        groups = _groups(size, self.sampler.chains)
+        px, py = default_decomposition(shapes, size).pdims if pdims is None else pdims
+        if groups == 1:
+            return Decomposition((px, py), **options)
+        devices = np.array(jax.devices()[: groups * size], dtype=object).reshape(groups, px, py)
+        mesh = Mesh(devices, (CHAINS, "x", "y"), axis_types=(AxisType.Auto,) * 3)
+        return Decomposition(mesh=mesh, spec=PartitionSpec("x", "y"), **options)  # vmap fails with P(), of one device
 
 
 def _groups(size: int, chains: int) -> int:

@@ -179,7 +179,9 @@ def _constraint(item: Any) -> str:
 
 def _unknown(keys: tuple[str, ...], value: object, sections: Sections) -> str:
     """The problem of an unknown section or key, with the nearest one."""
-    path, section, last = ".".join(map(_bare, keys)), ".".join(keys[:-1]), keys[-1].lower()
+    bare = re.compile(r"[A-Za-z0-9_-]{1,60}")  # other keys are quoted
+    path = ".".join(key if bare.fullmatch(key) else shown(key) for key in keys)
+    section, last = ".".join(keys[:-1]), keys[-1].lower()
     if isinstance(value, dict) and section in ("", "observe"):
         near = difflib.get_close_matches(".".join(keys), sections, 1, 0.5)
         return f"[{path}]: unknown section; " + (f"did you mean [{near[0]}]?" if near else f"use {', '.join(sections)}")
@@ -193,8 +195,3 @@ def _unknown(keys: tuple[str, ...], value: object, sections: Sections) -> str:
             return f"{path} = {shown(value)}: unknown key; did you mean {names[near[0]]}?"
     remedy = f"[{section}] has {', '.join(own)}" if own else f"the sections are {', '.join(sections)}"
     return f"{path} = {shown(value)}: unknown key; {remedy}"
-
-
-def _bare(key: str) -> str:
-    """A key in TOML: quoted unless it consists of letters, digits, _ and -."""
-    return key if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", key) else shown(key)

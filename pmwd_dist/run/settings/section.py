@@ -73,6 +73,12 @@ class Section(BaseModel):
         return value
 
 
+Place = Annotated[tuple[Distance, Distance, Distance], Three]
+OBSERVER: Any = about(
+    "place of the observer of the light cone in the box [Mpc/h]; default: the centre", None, [0.0, 0.0, 0.0]
+)
+
+
 def duration(text: str) -> float:
     """Seconds of a duration, such as "90 s", "3h55m" or "1 day 2 hours", or those of Slurm, "24:00:00", "2-12:00:00".
 
