@@ -5,7 +5,6 @@ Anybody may have written these files: nothing is read before its type, shape and
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,6 @@ import h5py
 import numpy as np
 
 from pmwd_dist._files import open_regular
-from pmwd_dist._memory import available_memory, size
 from pmwd_dist.io.snapshot import content
 from pmwd_dist.run.settings import Settings, SettingsError
 from pmwd_dist.run.settings.writing import reason, toml_value
@@ -68,19 +66,12 @@ def read_array(name: str, *shapes: Shape) -> np.ndarray:
 
 
 def _check(shape: Any, dtype: np.dtype, wanted: tuple[Shape, ...]) -> None:
-    """Raise Malformed, a ValueError, unless an array has real numbers, a wanted shape, and fits into memory."""
+    """Raise Malformed, a ValueError, unless an array has real numbers and a wanted shape."""
     if dtype.kind not in "biuf":
         raise content.Malformed(f"holds {dtype}, no real numbers")
-    if shape is None or not all(type(n) is int and n >= 0 for n in shape):
-        raise content.Malformed(f"declares the shape {shape}, which is none")
     if wanted and tuple(shape) not in wanted:
         name = "box.mesh" if len(wanted) == 1 else "that of the maps"
         raise content.Malformed(f"has the shape {list(shape)}, and {name} is {list(wanted[0])}")
-    need, total = 8 * math.prod(shape), available_memory()[1]
-    if need > total:
-        raise content.Malformed(
-            f"declares the shape {list(shape)}: {size(need)}, and this machine has {size(total)} of memory"
-        )
 
 
 def _of_npy(path: Path, wanted: tuple[Shape, ...]) -> np.ndarray:

@@ -73,7 +73,7 @@ def write_report(folder: Path) -> Path:
         provenance=[
             ("started", run.started),
             ("ended", run.ended),
-            ("number of starts", _count(events, "start")),
+            ("number of starts", sum(event.event == "start" for event in events)),
             ("machine", run.machine),
             ("precision", precision),
             ("peak memory", "unknown" if run.peak_memory is None else size(run.peak_memory)),
@@ -113,10 +113,6 @@ def _events(folder: Path) -> list[_Event]:
     return events
 
 
-def _count(events: list[_Event], name: str) -> int:
-    return sum(event.event == name for event in events)
-
-
 def _verdict(folder: Path, run: _Run, events: list[_Event], inference: bool) -> tuple[str, list[str]]:
     """A sentence on the state of a run, and what to do."""
     status, done = run.status, f"{run.steps} steps"
@@ -125,7 +121,7 @@ def _verdict(folder: Path, run: _Run, events: list[_Event], inference: bool) -> 
             return "Not converged: don't use these numbers yet.", run.reasons
         return "The chains pass all checks.", ["Compare the figures with their captions, then use the draws."]
     if status == "finished":
-        count = _count(events, "output")
+        count = sum(event.event == "output" for event in events)
         outputs = f"{count} output{'s' * (count != 1)}"
         return f"The run is finished: {done}, {outputs}.", ["Compare the figures with their captions."]
     done = _progress(events)
@@ -149,8 +145,6 @@ def _table(path: Path) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """Heads, and names and cells of the rows, of a CSV file."""
     with reading(path):
         heads, *rows = csv.reader(read_text(path, own=True).splitlines())
-        return heads, [(markup(name), [_number(cell) for cell in cells]) for name, *cells in rows]
-
-
-def _number(text: str) -> str:
-    return "" if text == "nan" else f"{float(text):.4g}"
+        return heads, [
+            (markup(name), ["" if x == "nan" else f"{float(x):.4g}" for x in cells]) for name, *cells in rows
+        ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
@@ -31,7 +30,7 @@ from pmwd_dist.report.tables import Table
 from pmwd_dist.run.outputs.base import Arrays, Axis, Drawing, Output, TableOutput, View, k_max_problems, modes_of
 from pmwd_dist.run.outputs.fields import write_fields
 from pmwd_dist.run.outputs.multipoles import K_MAX, POLES, SHOT_NOISE, Multipoles, poles_table
-from pmwd_dist.run.settings.section import OBSERVER, File, Pairs, Place, about
+from pmwd_dist.run.settings.section import OBSERVER, Distance, File, Listed, Pairs, Place, Share, about, ascending
 from pmwd_dist.run.settings.setup import SimulationSetup
 from pmwd_dist.run.settings.simulation_sections import Box
 from pmwd_dist.run.settings.writing import toml_value
@@ -42,14 +41,7 @@ _OPERATORS = "b2", "bs2", "bnabla2", "b3", "bdeltas2", "bs3"  # of an unsmoothed
 CONE = (*("b1", *_OPERATORS, "smoothing"), *("light_cone", "n_z", "sky", "completeness", "redshift_error", "observer"))
 
 
-def _selection(pairs: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
-    if not pairs or any(a[0] >= b[0] for a, b in itertools.pairwise(pairs)):
-        raise ValueError("must be pairs [distance, share] whose distances ascend")
-    if min(distance for distance, _ in pairs) < 0:
-        raise ValueError("must have distances of 0 or more")
-    if not all(0 <= share <= 1 for _, share in pairs):
-        raise ValueError("must have shares from 0 to 1")
-    return pairs
+_Selected = Annotated[tuple[Distance, Share], Listed]
 
 
 class Galaxies(TableOutput):
@@ -87,7 +79,7 @@ class Galaxies(TableOutput):
         gt=0,
         le=1e6,
     )
-    selection: Annotated[Pairs, AfterValidator(_selection)] | None = about(
+    selection: Annotated[tuple[_Selected, ...], Listed, Field(min_length=1), AfterValidator(ascending)] | None = about(
         "shares that a survey sees, [distance, share] with the distance from the lower side of the box along the line "
         "of sight [Mpc/h]; linear in between, constant beyond; default: all",
         None,

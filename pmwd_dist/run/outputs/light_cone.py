@@ -147,7 +147,6 @@ class LightCone(Output):
     nside: int = about("pixels along the side of a HEALPix base pixel, of a sphere", 128, ge=1, le=1 << 13)
 
     def problems(self, box: Any) -> Iterator[str]:
-        del box
         if self.sources is not None and self.bins is not None:
             yield "observe.light_cone.bins: hold the sources; leave observe.light_cone.sources out"
         for key in ("nside",) if self.sky == "flat" else ("line_of_sight", "pixels", "field", "rays"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
@@ -25,13 +26,7 @@ from pmwd_dist.run.settings.simulation import Settings
 from pmwd_dist.run.settings.writing import Raw, toml_value
 
 CHAINS = "chains"  # axis of the device mesh over which groups of chains are divided
-_KINDS: dict[str, tuple[Any, set[str], set[str]]] = {
-    "normal": (priors.Normal, {"mean", "sd"}, {"low", "high"}),
-    "uniform": (priors.Uniform, {"low", "high"}, set()),
-    "lognormal": (priors.LogNormal, {"median", "sd"}, set()),
-}
-
-
+_KINDS: Any = {"normal": priors.Normal, "uniform": priors.Uniform, "lognormal": priors.LogNormal}
 _Numbers = float | Annotated[tuple[float, ...], Listed]
 
 
@@ -55,13 +50,12 @@ class PriorTable(Section):
 
     def build(self, index: int = 0) -> Prior:
         """The prior, or the one of a parameter of several; ValueError for keys of another kind, or wrong values."""
-        make, needed, allowed = _KINDS[self.kind]
+        make = _KINDS[self.kind]
+        needed, others = ([x.name for x in fields(make) if (x.default is MISSING) is free] for free in (True, False))
         given = {name: value for name, value in self.model_dump(exclude={"kind"}).items() if value is not None}
-        if not needed <= given.keys() <= needed | allowed:
-            takes = " and ".join(sorted(needed)) + (
-                f", and may have {' and '.join(sorted(allowed))}" if allowed else ""
-            )
-            raise ValueError(f'of kind "{self.kind}" needs {takes}')
+        if not {*needed} <= given.keys() <= {*needed, *others}:
+            more = f", and may have {' and '.join(others)}" if others else ""
+            raise ValueError(f'of kind "{self.kind}" needs {" and ".join(needed)}{more}')
         return make(**{name: value[index] if isinstance(value, tuple) else value for name, value in given.items()})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
@@ -41,6 +42,13 @@ def absolute(value: str, info: ValidationInfo) -> str:
     return value if info.context is None or of_model else str((info.context / value).absolute())
 
 
+def ascending(pairs: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+    """Pairs whose first numbers ascend."""
+    if any(low >= high for (low, _), (high, _) in pairwise(pairs)):
+        raise ValueError("must be pairs whose first numbers ascend")
+    return pairs
+
+
 File = Annotated[str, AfterValidator(absolute)]
 Distance = Annotated[float, Field(ge=0, le=1e6)]
 Side = Annotated[float, Field(gt=0, le=BOX_SIDES[1]), AfterValidator(_not_tiny)]
@@ -49,6 +57,7 @@ Three = BeforeValidator(_three)
 Listed = Field(strict=False)  # a tuple, which is a list in TOML
 Sides = Annotated[tuple[Side, Side, Side], Three]
 Counts = Annotated[tuple[Count, Count, Count], Three]
+Share = Annotated[float, Field(ge=0, le=1)]
 Pair = Annotated[tuple[float, float], Listed]
 Pairs = Annotated[tuple[Pair, ...], Listed]
 Parts = Annotated[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], Listed]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -16,12 +15,13 @@ from pmwd_dist.pm.solvers import SolverName
 from pmwd_dist.run.settings.section import (
     Counts,
     File,
-    Pairs,
+    Listed,
     Parts,
     Section,
     Sides,
     about,
     absolute,
+    ascending,
     duration,
     one_or_several,
 )
@@ -53,17 +53,16 @@ def redshift_label(z: float) -> str:
     return f"z{z:.3f}".replace("z-0.000", "z0.000")
 
 
-def _ascending(pairs: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
-    if len(pairs) < 2 or any(high <= low for (low, _), (high, _) in pairwise(((0.0, 0.0), *pairs))):
-        raise ValueError("must hold two or more pairs [a, w], with positive scale factors a that ascend")
-    if max(abs(w) for _, w in pairs) > LARGEST_W:
-        raise ValueError(f"must have w within {LARGEST_W:g}")
+def _of_dark_energy(pairs: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+    if len(pairs) < 2:
+        raise ValueError("must hold two or more pairs [a, w]")
     if pairs[0][1] >= 0:
         raise ValueError(f"must begin with w < 0, as with w = {pairs[0][1]:g} dark energy dominates early")
     return pairs
 
 
-_Table = Annotated[Pairs, AfterValidator(_ascending)]
+_AW = Annotated[tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(ge=-LARGEST_W, le=LARGEST_W)]], Listed]
+_Table = Annotated[tuple[_AW, ...], Listed, AfterValidator(ascending), AfterValidator(_of_dark_energy)]
 _Power = Annotated[str, AfterValidator(lambda name, info: name if name in TRANSFERS else absolute(name, info))]
 Redshift = Annotated[float, Field(gt=-1)]
 Redshifts = Annotated[tuple[Redshift, ...], BeforeValidator(one_or_several), AfterValidator(_distinct)]

@@ -30,7 +30,9 @@ def read_table(
         return ArgumentError(name, str(path), constraint)
 
     try:
-        lines = _lines(read_text(path))
+        # Lines that hold data, without comments, with exponents as Python writes them.
+        plain = (_EXPONENT.sub("e", line.split("#", 1)[0]).strip() for line in read_text(path).splitlines())
+        lines = [line for line in plain if line]
     except UnicodeDecodeError:
         raise wrong("is not a text file") from None
     if not lines:
@@ -42,12 +44,6 @@ def read_table(
     if (count := table.shape[1]) < column:
         raise wrong(f"has {count} column{'s' * (count > 1)}; {needed} are needed")
     return table[:, 0], table[:, column - 1]
-
-
-def _lines(text: str) -> list[str]:
-    """The lines that hold data, without comments, with exponents as Python writes them."""
-    lines = (_EXPONENT.sub("e", line.split("#", 1)[0]).strip() for line in text.splitlines())
-    return [line for line in lines if line]
 
 
 def find_table_problems(file: str, box: Box) -> list[str]:
