@@ -23,9 +23,8 @@ from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
 from pmwd_dist.report import drawing
 from pmwd_dist.run.common.fingerprint import compare_processes, may_change
-from pmwd_dist.run.common.folder import CONFIG, finished, prepare_folder, state
+from pmwd_dist.run.common.folder import CONFIG, finished, folder_lock, prepare_folder, state
 from pmwd_dist.run.common.job import Job, execute
-from pmwd_dist.run.common.lock import folder_lock
 from pmwd_dist.run.ensemble import Ensemble, is_ensemble, prepare_ensemble, run_ensemble, state_of_rows, write_summary
 from pmwd_dist.run.settings import Settings, SimulationSettings, read_any
 from pmwd_dist.run.settings.columns import read_settings_table

@@ -36,15 +36,16 @@ from pmwd_dist.run.common.folder import (
     CONFIG,
     ROWS,
     Event,
+    InUseError,
     Listener,
     StartError,
     check_identity,
     ending,
+    folder_lock,
     prepare_folder,
     start_errors,
 )
 from pmwd_dist.run.common.job import execute
-from pmwd_dist.run.common.lock import InUseError, folder_lock
 from pmwd_dist.run.settings import SettingsError, to_toml
 from pmwd_dist.run.settings.columns import SettingsTable, read_settings_table
 from pmwd_dist.run.simulation.job import SimulationJob

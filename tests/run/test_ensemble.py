@@ -21,9 +21,8 @@ from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.report.tables import Table, read_table
 from pmwd_dist.run import ensemble
 from pmwd_dist.run.common.control import StopRequest
-from pmwd_dist.run.common.folder import Event, StartError, status_of
+from pmwd_dist.run.common.folder import Event, StartError, folder_lock, status_of
 from pmwd_dist.run.common.job import execute
-from pmwd_dist.run.common.lock import folder_lock
 from pmwd_dist.run.ensemble import Ensemble, _Worker, is_ensemble, prepare_ensemble, run_ensemble
 from pmwd_dist.run.settings import SettingsError
 from pmwd_dist.run.settings.columns import read_settings_table

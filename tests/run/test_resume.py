@@ -16,9 +16,8 @@ from runs import Events, command, linear_power, make, read, resumed
 from pmwd_dist.io import checkpoint
 from pmwd_dist.io.arrays import ArrayFile, write_arrays
 from pmwd_dist.run.common.control import Interrupted
-from pmwd_dist.run.common.folder import StartError
+from pmwd_dist.run.common.folder import StartError, folder_lock
 from pmwd_dist.run.common.job import execute
-from pmwd_dist.run.common.lock import folder_lock
 from pmwd_dist.run.simulation.job import SimulationJob
 
 pytestmark = pytest.mark.usefixtures("no_figures_of_module")

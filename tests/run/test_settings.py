@@ -375,8 +375,6 @@ def test_a_table_of_w_takes_the_place_of_w0(file: Path):
     assert "dark energy dominates early" in problems(file, "cosmology.w_table=[[0.5, 0.0], [1.0, -1.0]]")[0]
     falling = problems(file, "cosmology.w_table=[[1.0, -1.0], [0.5, -1.0]]")[0]
     assert "must be pairs whose first numbers ascend" in falling
-        "must be pairs whose first numbers ascend" in problems(file, "cosmology.w_table=[[1.0, -1.0], [0.5, -1.0]]")[0]
-    )
 
 
 def test_an_amplitude_sets_sigma8_and_a_name_the_transfer_function(file: Path):

@@ -1,8 +1,12 @@
-"""The folder of a run: its manifest, its configuration, its log, and whether it is finished."""
+"""The folder of a run: its configuration, its log, whether it is finished, and a lock that ends with its process."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
+import socket
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -10,13 +14,12 @@ from pathlib import Path
 from threading import Timer
 from typing import Any, NamedTuple
 
-from pmwd_dist._files import append_text, atomic_write, read_bytes, read_text, temporary, write_text
+from pmwd_dist._files import append_text, atomic_write, check_regular, read_bytes, read_text, temporary, write_text
 from pmwd_dist.io.arrays import ArrayFileError
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, on_main, raise_on_all_processes
-from pmwd_dist.run.common import lock, manifest
+from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.fingerprint import Identity, differences, identity
-from pmwd_dist.run.common.lock import folder_lock
 from pmwd_dist.run.common.plan import Plan
 from pmwd_dist.run.settings import to_toml
 
@@ -24,6 +27,9 @@ CONFIG = "config.toml"
 RUN, LOG, REPORT = "run.json", "log.jsonl", "report.html"
 ROWS = "rows"  # folder of the runs of an ensemble
 _COPIES = {"cosmology": ("linear_power", "linear_power.txt"), "force": ("correction", "force.json")}  # of files, by key
+LOCK = ".pmwd-dist.lock"
+_MOST = 1000  # bytes of the number of a process and its host
+_UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 def prepare_folder(job: Plan, *, overwrite: bool = False) -> None:
@@ -55,7 +61,7 @@ def _prepare(job: Plan, overwrite: bool) -> None:
 
 def _content(folder: Path) -> list[str]:
     """Names in a folder, without the lock and an unfinished manifest."""
-    own = {lock.NAME, temporary(folder / manifest.NAME).name}
+    own = {LOCK, temporary(folder / manifest.NAME).name}
     return [path.name for path in folder.iterdir() if path.name not in own] if folder.exists() else []
 
 
@@ -229,3 +235,49 @@ def check_identity(job: Plan, kept: Identity, where: Path, holder: str) -> None:
     """Raise ArrayFileError unless an earlier job had the settings of this one."""
     if lines := differences(kept, identity(job), holder):
         raise ArrayFileError("\n".join([f"{where}: made by other settings than those of {CONFIG}", *lines]))
+
+
+class InUseError(ValueError):
+    """Another process, or another run in this one, holds a lock."""
+
+
+@contextmanager
+def folder_lock(folder: Path, name: str = LOCK, *, wait: bool = False) -> Generator[None]:
+    """Hold the lock of a run's folder, which has to exist, or another one of this name there.
+
+    The kernel locks an open file (flock) and releases it when the process ends, however it ends. On NFS the server
+    locks it, for all clients. A file system without locks, such as Lustre mounted without `flock`, excludes nobody. The
+    file stays, and is empty while nobody holds the lock. Raises InUseError if another holds it, unless it is to wait.
+    """
+    path, flags = folder / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    with os.fdopen(os.open(path, flags, 0o666), "rb+", buffering=0) as file:
+        check_regular(file.fileno(), path, own=True)  # it would be emptied
+        holder = file.read(_MOST).decode(errors="replace").split()
+        is_known = len(holder) == 2 and holder[0].isdecimal() and int(holder[0]) > 0  # no process is 0
+        who = f"process {int(holder[0])} on {holder[1]}" if is_known else "another process"
+        with _naming(path):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except OSError as error:
+                if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                    in_use = f"{folder}: {who} runs in this folder; wait for its end, or use another folder"
+                    raise InUseError(in_use) from error
+                if error.errno not in _UNSUPPORTED:
+                    raise
+            os.ftruncate(file.fileno(), 0)
+            os.pwrite(file.fileno(), f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+        try:
+            yield
+        finally:
+            with _naming(path):
+                os.ftruncate(file.fileno(), 0)
+
+
+@contextmanager
+def _naming(path: Path) -> Generator[None]:
+    """Give an OSError of the body the name of the lock file, and a remedy."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "free space there, or use a folder on another file system"
+        raise OSError(error.errno, f"{os.strerror(error.errno or 0)}; {remedy}", str(path)) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +21,7 @@ from pmwd_dist.cosmology.sampled import cosmology_at
 from pmwd_dist.cosmology.sampled_parameters import BIASES, KEYS, NAMES, OF_SOURCES, PARAMETERS, split_index
 from pmwd_dist.infer.chain.folder import chain_files
 from pmwd_dist.infer.constants import TRAJECTORIES
-from pmwd_dist.infer.likelihoods import template_warnings
+from pmwd_dist.infer.likelihoods import data_warning, shown, template_warnings
 from pmwd_dist.infer.model import unlikely_cosmology
 from pmwd_dist.infer.tuning.saved import kind_of
 from pmwd_dist.infer.tuning.schedule import block_length
@@ -29,7 +30,6 @@ from pmwd_dist.parallel.distributed import exchange, is_main, to_host
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.data_files import NOISE, read_files, read_noise
 from pmwd_dist.run.common.plan import Plan, three
-from pmwd_dist.run.inference.likelihood import make_likelihood, unusual_data
 from pmwd_dist.run.inference.memory import RUNTIME, InferenceMemory, inference_memory, memory_problem, too_large
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSetup, build
 from pmwd_dist.run.settings.inference import CHAINS, NOISES, LikelihoodSection
@@ -204,6 +204,26 @@ def wrong_tuning(plan: InferencePlan) -> str | None:
     return f"sampler.tuning_from = {toml_value(source)}: {reason}" if reason else None
 
 
+def unusual_data(
+    settings: InferenceSettings, data: np.ndarray, files: Mapping[str, np.ndarray], mask: Any
+) -> str | None:
+    """Warning about data that are constant, or in other units than the model."""
+    section, selection = settings.likelihood, files.get("data.selection")
+    if warning := data_warning(data, mask, density=section.kind == "gaussian"):
+        return f"the data {warning}"
+    has_data = shown(mask, data.shape)
+    data, selection = data[has_data], None if selection is None else selection[has_data]
+    mean, largest = float(data.mean()), float(np.abs(data).max())
+    if section.kind == "gaussian" and not 0.5 < mean < 2:
+        return f"the mean is {mean:.3g}; densities are in units of the mean, 1 + delta"
+    if section.kind == "lensing" and largest > 1:
+        return f"values reach {largest:.3g}; a {section.quantity} is below 1, noise included"
+    expected = (section.nbar or mean) * (1.0 if selection is None else float(selection.mean()))
+    if section.kind == "poisson" and section.nbar is not None and not 0.5 < mean / expected < 2:
+        return f"the mean is {mean:.3g} galaxies in a cell, and likelihood.nbar expects {expected:.3g}"
+    return None
+
+
 def _of_priors(plan: InferencePlan) -> list[str]:
     """Warnings about priors that allow parameters at which the model fails."""
     forward: Any = plan.model.forward
@@ -250,6 +270,31 @@ def make_model(settings: InferenceSettings, simulation: SimulationSetup, data: d
     likelihood.check(observed, config)
     with warnings.catch_warnings(action="ignore"):  # `check` returns them
         return infer.Model(config, forward, priors, likelihood)
+
+
+def make_likelihood(settings: InferenceSettings, forward: Any, data: Mapping[str, np.ndarray]) -> infer.Likelihood:
+    """The likelihood of these settings, a forward model and the arrays of files, by key."""
+    section = settings.likelihood
+    templates = {f"template_{i}": x for i, x in enumerate(data.get("data.templates", ()))}
+    common: dict[str, Any] = {"mask": data.get("data.mask"), "templates": templates}
+
+    def number(name: str) -> Any:
+        """A number of the settings, or the name of a parameter with a prior."""
+        return name if name in settings.priors.given else getattr(section, name)
+
+    match section.kind:
+        case "gaussian":
+            options: Any = {"k_max": section.k_max, "small_scale_noise": section.small_scale_noise}
+            sigma = data.get("likelihood.sigma", number("sigma"))
+            return infer.Gaussian(sigma, slope=number("slope"), noise_k2=number("noise_k2"), **options, **common)
+        case "poisson":
+            options = {"selection": data.get("data.selection"), "bins": data.get("data.bins")}
+            return infer.Poisson(number("nbar"), dispersion=number("dispersion"), **options, **common)
+        case "lensing":
+            density, counts = section.density, data.get("data.counts")
+            each = density[0] if density is not None and len(density) == 1 else density
+            options = {"ellipticity": section.ellipticity, "mask": common["mask"], "counts": counts}
+            return infer.ShapeNoise(forward, each, **options)
 
 
 def _forward(settings: InferenceSettings, simulation: SimulationSetup) -> Any:

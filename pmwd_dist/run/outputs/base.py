@@ -150,11 +150,7 @@ class Output(Section):
         return 0
 
     def measure(self, view: View) -> Any:
-        """Values at a redshift, on the host. Collective.
-
-        Raises:
-          SimulationError: they are not finite.
-        """
+        """Values at a redshift, on the host; SimulationError if they are not finite. Collective."""
 
     def write(self, folder: Path, z: float, values: Any) -> None:
         """Write the values of `measure` at a redshift, on process 0."""
