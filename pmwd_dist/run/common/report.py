@@ -22,6 +22,10 @@ from pmwd_dist.run.outputs.registry import KINDS
 _TABLES = ("summary.csv", "prior.csv", "fit.csv")
 
 
+class _Profile(BaseModel, allow_inf_nan=False):
+    seconds: dict[str, float] = {}
+
+
 class _Run(BaseModel, allow_inf_nan=False):
     """Values of run.json that the page shows."""
 
@@ -36,7 +40,7 @@ class _Run(BaseModel, allow_inf_nan=False):
     ended: str = "not yet"
     machine: str = "unknown"
     peak_memory: float | None = None
-    profile: dict[str, dict[str, float]] = {}
+    profile: _Profile = _Profile()
 
 
 class _Event(BaseModel, allow_inf_nan=False):
@@ -69,7 +73,7 @@ def write_report(folder: Path) -> Path:
             *(tuple(map(str.strip, (line[:12], line[12:]))) for line in run.lines),
             ("cosmological parameters", ", ".join(f"{n} = {x}" for n, x in run.settings.get("cosmology", {}).items())),
         ],
-        timing=[(name, f"{seconds:.1f} s") for name, seconds in run.profile.get("seconds", {}).items()],
+        timing=[(name, f"{seconds:.1f} s") for name, seconds in run.profile.seconds.items()],
         provenance=[
             ("started", run.started),
             ("ended", run.ended),
