@@ -9,6 +9,7 @@ import stat
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def enable_compilation_cache(warn: Callable[[str], None] | None = None) -> None:
       warn: function that is called once, with the reason, if the cache can't be used, or others may write into a folder
         of JAX_COMPILATION_CACHE_DIR; default: a RuntimeWarning.
     """
-    warn = _warn if warn is None else warn
+    warn = partial(warnings.warn, category=RuntimeWarning, stacklevel=2) if warn is None else warn
     config: Any = jax.config
     if not settle_cache():
         return
@@ -79,10 +80,6 @@ def report() -> str:
         return "off"
     entries = _entries(Path(folder))
     return f"{folder}: {len(entries)} programs, {sum(size for _, size, _ in entries) / 1e6:.1f} MB"
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def _prepare(folder: Path) -> None:

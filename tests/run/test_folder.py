@@ -24,8 +24,8 @@ from runs import make, read, resumed
 
 from pmwd_dist import _files
 from pmwd_dist._files import atomic_write
-from pmwd_dist.run.common import fingerprint, folder, lock, manifest, report
-from pmwd_dist.run.common.folder import Event, Log, StartError, hold_folder, prepare_folder, state, status_of
+from pmwd_dist.run.common import fingerprint, folder, manifest, report
+from pmwd_dist.run.common.folder import LOCK, Event, Log, StartError, hold_folder, prepare_folder, state, status_of
 from pmwd_dist.run.common.report import write_report
 from pmwd_dist.run.settings.simulation_sections import Noise
 from pmwd_dist.run.simulation.job import SimulationJob
@@ -58,7 +58,7 @@ def test_processes_with_other_flags_or_equinox_are_warned_of(plan: SimulationJob
 
 
 def names(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*")} - {lock.NAME}
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")} - {LOCK}
 
 
 FOREIGN = (
@@ -198,7 +198,7 @@ with runpy.run_path(sys.argv[1])["folder_lock"](Path(sys.argv[2])):
 
 def test_one_run_a_folder(run: SimulationJob):
     """The lock of another process names it, and ends with it, also by SIGKILL."""
-    command = [sys.executable, "-c", HOLD, lock.__file__, run.folder]
+    command = [sys.executable, "-c", HOLD, folder.__file__, run.folder]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
@@ -240,12 +240,12 @@ def test_a_lock_that_fails_names_its_file(
     monkeypatch.setattr(module, function, partial(fail, number=number))
     with pytest.raises(OSError, match=f"{re.escape(os.strerror(number))}; .* another file") as caught, hold_folder(run):
         pass
-    assert caught.value.filename == str(run.folder / lock.NAME)
+    assert caught.value.filename == str(run.folder / LOCK)
 
 
 def test_a_lock_file_of_process_0_names_none(run: SimulationJob):
     """Signals to process 0 go to the sender: it always seems to live."""
-    path = run.folder / lock.NAME
+    path = run.folder / LOCK
     with hold_folder(run):
         path.write_text("0 host\n")
         with pytest.raises(StartError, match="another process runs in this folder"), hold_folder(run):
@@ -305,7 +305,7 @@ def test_overwrite_looks_at_everything_before_it_removes_a_file(run: SimulationJ
 
 def test_a_lock_file_that_is_a_link_is_not_emptied(run: SimulationJob, tmp_path: Path):
     put(tmp_path, "mine.txt")
-    path = run.folder / lock.NAME
+    path = run.folder / LOCK
     for make_it in (lambda: path.hardlink_to(tmp_path / "mine.txt"), lambda: os.mkfifo(path)):
         path.unlink()
         make_it()
@@ -365,7 +365,7 @@ def test_no_file_is_written_through_a_link(run: SimulationJob, tmp_path: Path):
     """Neither a lock, nor a log, nor what is written aside."""
     mine = tmp_path / "mine.txt"
     mine.write_text("mine")
-    holder, log = run.folder / lock.NAME, run.folder / "log.jsonl"
+    holder, log = run.folder / LOCK, run.folder / "log.jsonl"
     holder.unlink()
     holder.symlink_to(mine)
     with pytest.raises(OSError, match="symbolic link"), hold_folder(run):

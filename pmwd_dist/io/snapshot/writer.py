@@ -136,8 +136,13 @@ class Snapshot:
             particles: Any = file["PartType1"]
             arrays = dict(particles)  # h5py takes long to find one
             for number, chunk in enumerate(chunks):
-                for name, words in chunk.items():
-                    self._write_chunk(arrays[name], number * self._layout.rows, words)
+                first = number * self._layout.rows
+                for data, words in ((arrays[name], words) for name, words in chunk.items()):
+                    if self._filters:
+                        rows = words[:-1].view(data.dtype).reshape(-1, *data.shape[1:])
+                        data[first : first + len(rows)] = rows
+                    else:  # as it is in the file: HDF5 would copy it twice, and sum it up by one thread
+                        data.id.write_direct_chunk((first, *(0 for _ in data.shape[1:])), words)
 
     def _create(self, file: File) -> None:
         kind, part, rows = self._kind, self._part, self._layout.rows
@@ -152,13 +157,6 @@ class Snapshot:
             particles.create_dataset(name, (part.count, *columns), dtype, **options).attrs.update(attributes)
         if kind.groups is SWIFT.groups:
             file["DMParticles"] = h5py.SoftLink("/PartType1")
-
-    def _write_chunk(self, data: Any, first: int, words: np.ndarray) -> None:
-        if self._filters:
-            rows = words[:-1].view(data.dtype).reshape(-1, *data.shape[1:])
-            data[first : first + len(rows)] = rows
-        else:  # as it is in the file: HDF5 would copy it twice, and sum it up by one thread
-            data.id.write_direct_chunk((first, *(0 for _ in data.shape[1:])), words)
 
 
 def _checked(

@@ -77,6 +77,7 @@ class Output(Section):
     name: ClassVar[str]  # section in [observe], if there is one, and beginning of the names of files
     suffix: ClassVar[str] = ""  # of the data at a redshift
     figure: ClassVar[str] = ""  # name of the only figure of a run; empty where each redshift has one
+    source: ClassVar[str] = ""  # name of the file at the end of a run that this figure shows; empty for all redshifts
     caption: ClassVar[Caption | None] = None  # of the figures in a report
     rank: ClassVar[int] = 0  # order of the figures in a report, before the one of the registry
     free: ClassVar[bool] = True  # whether the keys may change when a run is resumed
@@ -216,7 +217,8 @@ class Output(Section):
         """Figures of the data in a folder."""
         data = cls.data(folder) if cls.caption else []
         if cls.figure:
-            return {folder / cls.figure: partial(cls.draw, folder)} if data else {}
+            there = (folder / cls.source).is_file() if cls.source else bool(data)
+            return {folder / cls.figure: partial(cls.draw, folder)} if there else {}
         return {path.with_suffix(".png"): partial(cls.draw, path) for _, path in data}
 
 

@@ -22,11 +22,11 @@ from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.pm.time_steps import step_times
 from pmwd_dist.report import plot
 from pmwd_dist.report.page import Caption
-from pmwd_dist.run.outputs.base import Arrays, Drawing, Figures, modes_of
+from pmwd_dist.run.outputs.base import Arrays, Drawing, modes_of
 from pmwd_dist.run.outputs.galaxies import OfGalaxies
 from pmwd_dist.run.settings.setup import SimulationSetup
 
-_FILE, _SKY = "galaxies.hdf5", "observe.galaxies.sky"
+_SKY = "observe.galaxies.sky"
 _BYTES, _NUMBERS = 48, 48  # of a galaxy on disk; for each particle, with both ends of a step
 
 
@@ -35,7 +35,7 @@ class GalaxyCone(OfGalaxies):
 
     name = "galaxy_cone"
     wanted = "light_cone"
-    figure = "wedge.png"
+    figure, source = "wedge.png", "galaxies.hdf5"
     rank = 1
     of_seed = True
     stage = "the galaxies of a step on the light cone"
@@ -91,7 +91,7 @@ class GalaxyCone(OfGalaxies):
             raise SimulationError(f"observe.galaxies: {error.argument} {error.reason}") from error
 
     def last_names(self) -> list[str]:
-        return [_FILE, self.figure]
+        return [self.source, self.figure]
 
     def disk(self, simulation: SimulationSetup, count: int) -> int:
         return int(_BYTES * self.survey({}).number(simulation.cosmo))
@@ -107,13 +107,9 @@ class GalaxyCone(OfGalaxies):
         self, folder: Path, simulation: SimulationSetup, shells: Any, cone_galaxies: ConeGalaxies | None
     ) -> None:
         assert cone_galaxies is not None
-        cone_galaxies.catalogue().save(folder / _FILE)
-
-    @classmethod
-    def figures(cls, folder: Path) -> Figures:
-        return {folder / cls.figure: partial(cls.draw, folder)} if (folder / _FILE).is_file() else {}
+        cone_galaxies.catalogue().save(folder / self.source)
 
     @classmethod
     def draw(cls, path: Path) -> Drawing:
-        with content.opened(path / _FILE) as file:
+        with content.opened(path / cls.source) as file:
             return partial(plot.wedge, {name: content.numbers(file, name) for name in ("RA", "DEC", "Z")})

@@ -43,14 +43,14 @@ from pmwd_dist.pm.stepping.step import MidStep, undo_half_drift
 from pmwd_dist.report.fields import lensed_maps
 from pmwd_dist.report.page import Caption
 from pmwd_dist.report.tables import Table, read_table, write_table
-from pmwd_dist.run.outputs.base import Axis, Drawing, Figures, Output
+from pmwd_dist.run.outputs.base import Axis, Drawing, Output
 from pmwd_dist.run.outputs.fields import write_fields
 from pmwd_dist.run.settings.section import Distance, File, Listed, Place, Section, about, one_or_several
 from pmwd_dist.run.settings.setup import SimulationSetup
 from pmwd_dist.run.settings.table import read_table as read_columns
 from pmwd_dist.run.settings.writing import reason, toml_value
 
-_MAPS, _POWER = "light_cone.hdf5", "convergence_power.csv"
+_POWER = "convergence_power.csv"
 _WIDEST = 10.0  # field of view that is chosen where none is given [degrees]
 _LARGE = np.array([10, 30])  # multipoles
 _LARGEST_NSIDE = 1024  # of harmonics, which take longer than the simulation on larger spheres
@@ -96,7 +96,7 @@ class LightCone(Output):
     """The past light cone, filled during the run, and the lensing by it, at the end of the run."""
 
     name = "light_cone"
-    figure = "convergence.png"
+    figure, source = "convergence.png", "light_cone.hdf5"
     rank = 1
     free = False  # it is filled in every step
     of_seed = True
@@ -232,7 +232,7 @@ class LightCone(Output):
         return self.sky == "flat" or self.nside <= _LARGEST_NSIDE
 
     def last_names(self) -> list[str]:
-        return [_MAPS, *([_POWER] if self._has_harmonics else []), self.figure]
+        return [self.source, *([_POWER] if self._has_harmonics else []), self.figure]
 
     def disk(self, simulation: SimulationSetup, count: int) -> int:
         cone: Any = simulation.light_cone
@@ -260,7 +260,7 @@ class LightCone(Output):
         for name, values in fields.items():
             pieces[name] = values, {"axes": "source, " + ("component, " * (name == "shear")) + "pixels"}
         about["units"] = "edges, box_size, observer: Mpc/h; field: degrees"
-        write_fields(folder / _MAPS, pieces, about)
+        write_fields(folder / self.source, pieces, about)
         if self._has_harmonics:
             table = self._spectra(fields["convergence"], simulation, view.get("field"))
             on_main(write_table, folder / _POWER, table)
@@ -273,10 +273,8 @@ class LightCone(Output):
             functions["shear"] = lensing.shear
 
         def lens(shells: Array) -> dict[str, Array]:
-            return {
-                name: function(shells, simulation.cosmo, cone, source=self.lensed, **view)
-                for name, function in functions.items()
-            }
+            own: Any = {"source": self.lensed, **view}
+            return {name: function(shells, simulation.cosmo, cone, **own) for name, function in functions.items()}
 
         return jit(lens, out_shardings=cone.config.decomposition.replicated)(shells)
 
@@ -302,13 +300,9 @@ class LightCone(Output):
         return Table(f"convergence of {where}", columns, {}, note)
 
     @classmethod
-    def figures(cls, folder: Path) -> Figures:
-        return {folder / cls.figure: partial(cls.draw, folder)} if (folder / _MAPS).is_file() else {}
-
-    @classmethod
     def draw(cls, path: Path) -> Drawing:
         table = read_table(path / _POWER) if (path / _POWER).is_file() else None
-        with content.opened(path / _MAPS) as file:
+        with content.opened(path / cls.source) as file:
             maps, sources = content.numbers(file, "convergence"), content.values(file, "sources").tolist()
             of_bins = "n(z) of bin 1" in file.attrs
             side = float(content.values(file, "field")[0]) if file.attrs.get("sky") == "flat" else None

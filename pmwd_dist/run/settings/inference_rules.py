@@ -22,15 +22,9 @@ def inference_problems(settings: InferenceSettings) -> list[str]:
         if output.name not in settings.observables:
             problems.append(f"[observe.{output.name}]: unknown section of an inference; leave it out")
         problems += output.problems(settings.box)
-    for part in (_noise, _likelihood, _systematics, _lensing, _model, _priors, _truth, _chains):
+    for part in (_likelihood, _systematics, _lensing, _model, _priors, _truth, _chains):
         problems += part(settings)
     return problems
-
-
-def _noise(settings: InferenceSettings) -> Problems:
-    for name in ("nested", "fixed", "paired", "file") if settings.data.file != "mock" else ():
-        if value := getattr(settings.noise, name):
-            yield f'noise.{name} = {shown(value)}: is of the truth of data.file = "mock"; leave it out'
 
 
 def _likelihood(settings: InferenceSettings) -> Problems:
@@ -153,6 +147,9 @@ def _truth(settings: InferenceSettings) -> Problems:
     truth = data.truth or {}
     if data.truth is not None and data.file != "mock":
         yield 'data.truth: is of data.file = "mock"; leave it out'
+    for name in ("nested", "fixed", "paired", "file") if data.file != "mock" else ():
+        if value := getattr(settings.noise, name):
+            yield f'noise.{name} = {shown(value)}: is of the truth of data.file = "mock"; leave it out'
     for name in truth.keys() - given.keys():
         yield f"data.truth.{printable(name)}: has no prior; set it in its own section, or add one"
     for name, table in given.items():

@@ -308,7 +308,11 @@ def _output_if_due(plan: SimulationPlan, progress: Progress, log: Log) -> None:
     if plan.last_names and step == plan.steps:
         began = time.perf_counter()
         with log.naming("light cone: maps, angular power spectra or galaxies"):
-            _log_output(log, step, 1 / plan.times[-1] - 1, _write_last(plan, progress), began)
+            on_main(manifest.claim, plan.folder, plan.last_names)
+            for output in plan.results:
+                output.write_last(plan.folder, plan.simulation, progress.shells, progress.cone_galaxies)
+            on_main(lambda: drawing.draw(figures(plan.folder, plan.last_names)))
+            _log_output(log, step, 1 / plan.times[-1] - 1, plan.last_names, began)
 
 
 def _write_output(plan: SimulationPlan, progress: Progress, z: float, log: Log) -> list[str]:
@@ -333,16 +337,6 @@ def _write_output(plan: SimulationPlan, progress: Progress, z: float, log: Log) 
         for output in plan.results:
             with log.naming(f"output at z {z:.3f}: {output.name}"):
                 output.write_divided(folder, view)
-    return names
-
-
-def _write_last(plan: SimulationPlan, progress: Progress) -> list[str]:
-    """Write the files at the end of a run, of its light cone; return their names. Collective."""
-    names, folder = plan.last_names, plan.folder
-    on_main(manifest.claim, folder, names)
-    for output in plan.results:
-        output.write_last(folder, plan.simulation, progress.shells, progress.cone_galaxies)
-    on_main(lambda: drawing.draw(figures(folder, names)))
     return names
 
 
