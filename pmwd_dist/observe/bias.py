@@ -21,8 +21,8 @@ from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.parallel.decomposition import on_blocks
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import irfft_block, sequence_after
-from pmwd_dist.pm import fourier, inputs, lpt_fields
-from pmwd_dist.pm.lpt_fields import PAIRS, second_derivative
+from pmwd_dist.pm import fourier, inputs
+from pmwd_dist.pm.lpt_fields import PAIRS
 from pmwd_dist.pm.modes import LinearPower, local_transfer, log_transfer, potential
 from pmwd_dist.pm.paint import cic_paint
 from pmwd_dist.pm.particles import Particles
@@ -190,10 +190,10 @@ def _operators(modes: Array, phi: Array, k2: Array, used: tuple[str, ...], confi
 
 def _squared_tide(modes: Array, config: Config) -> Array:
     """s_ij s_ij = (phi_ij)^2 - delta^2 / 3, with laplacian phi = delta."""
-    potential, total = lpt_fields.potential(modes, config), jnp.zeros((), modes.real.dtype)
+    potential, total = _potential(modes, config), jnp.zeros((), modes.real.dtype)
     trace = total
     for i, j in PAIRS:
-        field = second_derivative(potential, i, j, config)
+        field = _second_derivative(potential, i, j, config)
         total = total + (1 if i == j else 2) * field**2
         trace = trace + field if i == j else trace
         potential, (total, trace) = sequence_after(potential, (total, trace))
@@ -202,11 +202,21 @@ def _squared_tide(modes: Array, config: Config) -> Array:
 
 def _cubed_tide(modes: Array, config: Config) -> Array:
     """s_ij s_jk s_ki, three times the determinant of s, whose trace is 0."""
-    potential = lpt_fields.potential(modes, config)
-    xx, yy, zz, xy, xz, yz = (second_derivative(potential, i, j, config) for i, j in PAIRS)
+    potential = _potential(modes, config)
+    xx, yy, zz, xy, xz, yz = (_second_derivative(potential, i, j, config) for i, j in PAIRS)
     third = (xx + yy + zz) / 3
     xx, yy, zz = xx - third, yy - third, zz - third
     return 3 * (xx * yy * zz + 2 * xy * xz * yz - xx * yz**2 - yy * xz**2 - zz * xy**2)
+
+
+def _potential(modes: Array, config: Config) -> Array:
+    return modes * fourier.inverse_laplacian(config.particle_shape, config, modes.real.dtype)
+
+
+def _second_derivative(potential: Array, i: int, j: int, config: Config) -> Array:
+    """Minus the second derivative along two axes; waves at the Nyquist frequency have none along different axes."""
+    k = fourier.wavevectors(config.particle_shape, config, potential.real.dtype, odd=i != j)
+    return irfft_block(k[i] * k[j] * potential, config.particle_shape[2], config.decomposition)
 
 
 def _mean(field: Array, config: Config) -> Array:

@@ -98,11 +98,11 @@ def stores_second_derivatives(config: Config, dtype: Any, platform: str | None =
 
 def _minors(p: Array, config: Config) -> Array:
     """m(A, A) from modes of the potential, with one second derivative at a time."""
-    trace = second_derivative(p, 0, 0, config)
+    trace = _second_derivative(p, 0, 0, config)
     p, trace = sequence_after(p, trace)
     total = jnp.zeros((), trace.dtype)
     for i, j in PAIRS[1:]:
-        derivative = second_derivative(p, i, j, config)
+        derivative = _second_derivative(p, i, j, config)
         total = total + (trace * derivative if i == j else -(derivative**2))
         trace = trace + derivative if i == j else trace
         p, (total, trace) = sequence_after(p, (total, trace))
@@ -113,7 +113,7 @@ def _determinant(p: Array, config: Config) -> Array:
     """det A from modes of the potential, with at most five fields at a time."""
 
     def derivative(p: Array, i: int, j: int, others: Sequence[Array]) -> tuple[Array, Any]:
-        return sequence_after(p, (*others, second_derivative(p, i, j, config)))
+        return sequence_after(p, (*others, _second_derivative(p, i, j, config)))
 
     p, (yz,) = derivative(p, 1, 2, ())
     p, (yz, xz) = derivative(p, 0, 2, (yz,))
@@ -183,7 +183,7 @@ def dealiased(product: Callable[[Array], Array], modes: Array, config: Config) -
     return jax.lax.scan(add, zero, jnp.asarray([0.0, 0.5], modes.real.dtype))[0]
 
 
-def second_derivative(p: Array, i: int, j: int, config: Config) -> Array:
+def _second_derivative(p: Array, i: int, j: int, config: Config) -> Array:
     """Second derivative along two axes; waves at the Nyquist frequency have none along different axes."""
     k = _wavevectors(p, config, odd=i != j)
     return irfft_block(scaled(p, -(k[i] * k[j])), config.particle_shape[2], config.decomposition)
