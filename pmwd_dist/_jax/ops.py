@@ -21,8 +21,6 @@ from jax.sharding import Mesh
 
 from pmwd_dist._jax.program import jit
 
-_PLATFORMS = {"cpu": "cpu", "CUDA": "cuda"}  # XLA's names of platforms, and JAX's names in lowering rules
-
 
 @dataclass(frozen=True)
 class Target:
@@ -66,8 +64,8 @@ def define_op(
     abstract: Callable[..., Any],
     reference: Callable[..., Any] | None,
     *,
-    targets: Mapping[str, Target | Composed] | None = None,
     multiple_results: bool = False,
+    **targets: Target | Composed,
 ) -> Primitive:
     """Define a primitive.
 
@@ -75,8 +73,8 @@ def define_op(
       name: name of the primitive.
       abstract: function of (types of the operands, **parameters) that returns the type of the result.
       reference: function that computes the result in JAX where no target runs; None if only targets exist.
-      targets: native implementations by platform, "cpu" or "CUDA".
       multiple_results: whether the primitive returns a list.
+      **targets: native implementations by platform, `cpu` or `cuda`.
     """
     primitive = Primitive(name)
     primitive.multiple_results = multiple_results
@@ -85,9 +83,9 @@ def define_op(
     fallback = None if reference is None else mlir.lower_fun(reference, multiple_results=multiple_results)
     if fallback is not None:
         mlir.register_lowering(primitive, fallback)
-    for platform, target in (targets or {}).items():
+    for platform, target in targets.items():
         rule = _lowering(target, fallback) if isinstance(target, Target) else _composed(target, fallback)
-        mlir.register_lowering(primitive, rule, platform=_PLATFORMS[platform])
+        mlir.register_lowering(primitive, rule, platform=platform)
     batching.primitive_batchers[primitive] = functools.partial(_batch, primitive)
     return primitive
 

@@ -172,10 +172,6 @@ def check_sigma8_range(table_k: np.ndarray, cosmo: Cosmology) -> None:
     below = np.cumsum(density) / np.sum(density)
     low, high = np.exp(np.interp([1e-3, 1 - 1e-3], below, _LOG_K))  # 1e-3 of the variance is 5e-4 of sigma8
     if table_k[0] > low or table_k[-1] < high:
-        raise ArgumentError(
-            "linear_power",
-            table_k,
-            f"covers k={table_k[0]:.4g}..{table_k[-1]:.4g} h/Mpc, but sigma8 needs {low:.4g}..{high:.4g}",
-            "use a longer table, or normalise it yourself and leave normalise out",
-            show_value=False,
-        )
+        constraint = f"covers k={table_k[0]:.4g}..{table_k[-1]:.4g} h/Mpc, but sigma8 needs {low:.4g}..{high:.4g}"
+        remedy = "use a longer table, or normalise it yourself and leave normalise out"
+        raise ArgumentError("linear_power", table_k, constraint, remedy, show_value=False)

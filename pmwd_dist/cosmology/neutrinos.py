@@ -115,10 +115,8 @@ def _respond(universe: Background, Omega_cb: Array) -> Array:
         if k is None:
             return matmul(kernel, solve_volterra(-kernel, start, _SQUARINGS)) + start, jnp.zeros_like(start)
         free = _fermi_dirac_transform(k * _HUBBLE_LENGTH / jnp.sqrt(Omega_cb) * (path[:, None] - path[None]))
-        streaming, density = (
-            kernel * free,
-            excess + outside * jnp.exp(-((k * time / _HORIZON) ** 2) - (k / _LARGE) ** 2),
-        )
+        streaming = kernel * free
+        density = excess + outside * jnp.exp(-((k * time / _HORIZON) ** 2) - (k / _LARGE) ** 2)
         at_start = density * start * free[:, 0]
         S = solve_volterra(-kernel - density[:, None] * streaming, start + at_start, _SQUARINGS)
         return start + matmul(kernel, S), at_start + density * matmul(streaming, S)

@@ -151,9 +151,8 @@ def check_negative(*weights: Array, stacklevel: int = 4) -> None:
     if not all(math.isfinite(share[1]) and 0 < total < math.inf for share, total in zip(shares, totals, strict=True)):
         raise ArgumentError("weights", weights, "must be finite, with a sum above 0", show_value=False)
     particles, galaxies = max(shares, key=lambda share: share[1])
-    text = (
-        f"are negative for {100 * particles:.2g} % of the particles, which hold {100 * galaxies:.2g} % of the galaxies"
-    )
+    text = f"are negative for {100 * particles:.2g} % of the particles"
+    text += f", which hold {100 * galaxies:.2g} % of the galaxies"
     if galaxies > _MOST:
         remedy = "use a larger smoothing, or a smaller bias"
         raise ArgumentError("weights", galaxies, f"{text}: P(k) would be too low", remedy, show_value=False)

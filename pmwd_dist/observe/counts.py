@@ -22,6 +22,7 @@ from pmwd_dist.parallel.inputs import numbers
 from pmwd_dist.pm import inputs
 
 MAX_CUT = 0.005  # galaxies in negative cells over all galaxies; their cut takes about five times this share of P(k)
+_SEEN = "must be finite, with a mean above 0 where it is seen"
 MOST_IN_A_CELL = 1e6  # mean number of galaxies; Poisson numbers of JAX in single precision scatter too much beyond 1e7
 
 
@@ -91,7 +92,7 @@ def _check_negative(rate: Array) -> None:
     with jax.ensure_compile_time_eval():
         cells, galaxies, total = map(float, (*negative_shares(rate), jnp.sum(rate)))
     if not 0 <= total < math.inf:
-        raise ArgumentError("density", total, "must be finite, with a mean above 0 where it is seen", show_value=False)
+        raise ArgumentError("density", total, _SEEN, show_value=False)
     if galaxies > MAX_CUT:
         text = f"density: 1 + delta_g is negative in {100 * cells:.2g} % of the cells, and P(k) of counts comes out low"
         warnings.warn(f"{text}; use a larger smoothing, or a smaller bias", stacklevel=4)
@@ -121,9 +122,7 @@ def weighted_overdensity(
         raise ArgumentError("weight", 0, "must not be 0 in every cell")
     contrast = _overdensity(density, weight)
     if not isinstance(contrast, Tracer) and not jnp.isfinite(contrast).all():
-        raise ArgumentError(
-            "density", density, "must be finite, with a mean above 0 where it is seen", show_value=False
-        )
+        raise ArgumentError("density", density, _SEEN, show_value=False)
     return contrast
 
 

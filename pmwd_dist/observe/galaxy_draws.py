@@ -217,11 +217,8 @@ def _rows(
         u = _random(means.key_words, place, number).astype(dtype)
         chosen = (passed & _along(is_wanted) & (u < means.largest_probability)).ravel()
         kept = min(u.size, math.ceil(u.size * share + _SIGMAS * math.sqrt(u.size * share) + 50))
-        at = (
-            jnp.zeros(kept, jnp.int32)
-            .at[_places(chosen, 0, kept)]
-            .set(jnp.arange(u.size, dtype=jnp.int32), mode="drop")
-        )
+        at, every = jnp.zeros(kept, jnp.int32), jnp.arange(u.size, dtype=jnp.int32)
+        at = at.at[_places(chosen, 0, kept)].set(every, mode="drop")
         arrays = (path, sites, guess, u, place, number, weights)
         path, sites, guess, u, place, number, weights = jax.tree.map(partial(_chosen, at=at), arrays)
         total = jnp.sum(chosen, dtype=jnp.int32)

@@ -33,6 +33,8 @@ from pmwd_dist.ops.local_fft import irfft, rfft
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import real, whole_number
 
+_ACCUMULATED = "pass the masses that this light cone has accumulated"
+
 
 def _weights_of(cone: LightCone, table: GrowthTable, source: Sources, alignment: Any, dtype: Any) -> Array:
     """Weights of the shells of each map, (bins, shells), with warnings about matter that they leave out."""
@@ -86,9 +88,7 @@ def convergence(
         raise ArgumentError("field", field, "is for flat skies", "leave field, pixels and offsets out")
     mass, expected = real(mass, "mass"), (len(cone.edges) - 1, pixel_count(cone.nside))
     if mass.shape != expected:
-        raise ArgumentError(
-            "mass.shape", mass.shape, f"must be {expected}", "pass the masses that this light cone has accumulated"
-        )
+        raise ArgumentError("mass.shape", mass.shape, f"must be {expected}", _ACCUMULATED)
     check_seen(mass, "mass", "set them to the mean of their shell", finite=False)
     weights = _weights_of(cone, growth_table_to(2, cosmo), source, alignment, mass.dtype)
     maps = matmul(weights, cone.overdensity(mass))
@@ -210,8 +210,7 @@ def _rays(
     check_seen(offsets, "offsets", "pass shifts [Mpc/h]")
     if mass.shape != (count, *cone.pixels) or offsets.shape != (count, 2):
         constraint = f"must be {(count, *cone.pixels)}, and of offsets {(count, 2)}"
-        remedy = "pass the masses that this light cone has accumulated"
-        raise ArgumentError("mass.shape", mass.shape, constraint, remedy)
+        raise ArgumentError("mass.shape", mass.shape, constraint, _ACCUMULATED)
     table = growth_table_to(cone.config.lpt_order, cosmo)
     weights = _weights_of(cone, table, *sources, mass.dtype)
     across = transverse_distance(cone.distances, table).astype(mass.dtype)

@@ -64,11 +64,8 @@ def mass_function(halos: HaloCatalogue, edges: Any = None, *, definition: str = 
         edges[0] = min(edges[0], mass[mass > 0].min(initial=edges[0]))  # the logarithm may round up
     ends = np.asarray(check_ascending(edges, "edges"))
     if ends[0] <= 0 or ends[-1] < _LEAST:
-        raise ArgumentError(
-            "edges",
-            float(ends[0] if ends[0] <= 0 else ends[-1]),
-            "must be positive masses [Msun/h], not their logarithms",
-        )
+        end = float(ends[0] if ends[0] <= 0 else ends[-1])
+        raise ArgumentError("edges", end, "must be positive masses [Msun/h], not their logarithms")
     number = np.histogram(mass, ends)[0].astype(float)
     volume = np.prod(halos.about["box_size [Mpc/h]"]) * np.diff(np.log(ends))
     return MassFunction(np.sqrt(ends[1:] * ends[:-1]), number / volume, np.sqrt(number) / volume, number)

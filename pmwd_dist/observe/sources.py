@@ -16,12 +16,7 @@ from pmwd_dist._checks import check_ascending, check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import jit
 from pmwd_dist.cosmology.collocation import matmul
-from pmwd_dist.cosmology.distance import (
-    HUBBLE_DISTANCE,
-    comoving_distance,
-    scale_factor_at,
-    transverse_distance,
-)
+from pmwd_dist.cosmology.distance import HUBBLE_DISTANCE, comoving_distance, scale_factor_at, transverse_distance
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
@@ -223,10 +218,8 @@ def coverage_warning(cone: LightCone, table: GrowthTable, source: Source) -> str
     with jax.ensure_compile_time_eval():
         distance, share = source_distances(source, table, cone.edges[0])
         farthest = float(jnp.max(distance))
-        inside, whole = (
-            float(jnp.sum(_weights(distance, share, table, shells=shells)))
-            for shells in (cone.shells, Shells((0.0, farthest), 1, "nearest"))
-        )
+        both = cone.shells, Shells((0.0, farthest), 1, "nearest")
+        inside, whole = (float(jnp.sum(_weights(distance, share, table, shells=shells))) for shells in both)
     if (outside := 1 - inside / whole) < _UNCOVERED:
         return None
     shells = f"{cone.edges[0]:g} to {cone.edges[-1]:g} Mpc/h"

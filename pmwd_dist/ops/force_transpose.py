@@ -78,4 +78,4 @@ def _cpu_scratch(disp: Any, weight: Any, *, geometry: Geometry, cell_size: Vecto
 _targets = native_targets(
     "force_transpose", _attributes, None, _cuda_scratch, _cpu_scratch, cuda_dtypes=(np.dtype(np.float32),)
 )
-_force_transpose_p = define_op("force_transpose", _aval, _batched_reference, targets=_targets)
+_force_transpose_p = define_op("force_transpose", _aval, _batched_reference, **_targets)

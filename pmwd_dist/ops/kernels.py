@@ -35,8 +35,8 @@ def native_targets(
     cpu_scratch: Callable[..., ShapedArray] | None = None,
     *,
     cuda_dtypes: tuple[Any, ...] = (),
-) -> dict[str, Target]:
-    """The targets of an op on CPUs and GPUs, for `define_op`.
+) -> Any:
+    """The targets of an op on CPUs and GPUs, keyword arguments of `define_op`.
 
     Args:
       name: name of the op.
@@ -59,5 +59,5 @@ def native_targets(
 
     return {
         "cpu": Target(target, on_cpu, cpu_scratch, in_place or {}, single=bool(in_place)),
-        "CUDA": Target(target, on_gpu, cuda_scratch, in_place or {}),
+        "cuda": Target(target, on_gpu, cuda_scratch, in_place or {}),
     }

@@ -58,7 +58,7 @@ _rfft_p = define_op(
     "rfft",
     _rfft_aval,
     lambda x, *, rank: jnp.fft.rfftn(x, axes=_axes(rank)),
-    targets={"cpu": Target("jaxdecomp_ops_rfft", _rfft_attributes)},
+    cpu=Target("jaxdecomp_ops_rfft", _rfft_attributes),
 )
 
 
@@ -90,7 +90,7 @@ def _overwritten(x: Any, **params: Any) -> Any:
 
 # The op overwrites the spectrum, and XLA copies a spectrum that is needed afterwards.
 _irfft_on_cpu = Target("jaxdecomp_ops_irfft", _irfft_attributes, scratch=_overwritten, lends=lambda *_, **__: True)
-_irfft_p = define_op("irfft", _irfft_aval, _irfft_reference, targets={"cpu": _irfft_on_cpu})
+_irfft_p = define_op("irfft", _irfft_aval, _irfft_reference, cpu=_irfft_on_cpu)
 
 
 def multiplicity(nz: int, dtype: Any) -> np.ndarray:

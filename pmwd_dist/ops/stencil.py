@@ -155,7 +155,7 @@ def _attributes(*, cell_size: Any, periodic: Any) -> dict[str, Any]:
 
 
 def _define(name: str, abstract: Callable[..., Any], reference: Callable[..., Any]) -> Any:
-    return define_op(name, abstract, reference, targets=native_targets(name, _attributes))
+    return define_op(name, abstract, reference, **native_targets(name, _attributes))
 
 
 _gradient_p = _define("gradient", _gradient_aval, _gradient_reference)

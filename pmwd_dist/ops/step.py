@@ -279,7 +279,7 @@ def _define(name: str, reference: Callable[..., Any], sums: int, in_place: dict[
         return jax.vmap(partial(reference, **params))(*operands)
 
     targets = native_targets(name, _attributes, in_place, partial(_scratch, sums) if scratch else None)
-    return define_op(name, partial(_avals, sums, len(in_place)), batched, targets=targets, multiple_results=True)
+    return define_op(name, partial(_avals, sums, len(in_place)), batched, multiple_results=True, **targets)
 
 
 _kick_drift_p = _define("kick_drift", _kick_drift_reference, 1, {0: 0, 1: 1}, scratch=False)

@@ -96,10 +96,8 @@ _paint_p = define_op(
     "paint_and_reduce",
     _aval,
     _in_floats,
-    targets={
-        "cpu": Composed(_in_integers, lambda: native.native_available()),  # noqa: PLW0108  looked up at each call
-        "CUDA": Composed(_in_integers, lambda: cic.cuda_unavailable_reason() is None),
-    },
+    cpu=Composed(_in_integers, lambda: native.native_available()),  # noqa: PLW0108  looked up at each call
+    cuda=Composed(_in_integers, lambda: cic.cuda_unavailable_reason() is None),
 )
 
 

@@ -62,13 +62,10 @@ def check_force_mesh(config: Config) -> None:
     """
     for axis, (cells, particles) in enumerate(zip(config.mesh_shape, config.particle_shape, strict=True)):
         if not _is_force_mesh(cells, particles):
-            raise ArgumentError(
-                "mesh_shape",
-                cells,
-                f"with {particles} particles along this axis gives wrong forces: the ratio must be n, 1/n or 3/2",
-                f"use {' or '.join(map(str, _nearest_meshes(cells, particles)))}",
-                axis=axis,
-            )
+            along = f"with {particles} particles along this axis"
+            remedy = f"use {' or '.join(map(str, _nearest_meshes(cells, particles)))}"
+            constraint = f"{along} gives wrong forces: the ratio must be n, 1/n or 3/2"
+            raise ArgumentError("mesh_shape", cells, constraint, remedy, axis=axis)
 
 
 def _is_force_mesh(cells: int, particles: int) -> bool:

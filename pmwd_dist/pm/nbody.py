@@ -118,7 +118,9 @@ def nbody(
       >>> solution = pmd.nbody(particles, cosmo, config).raise_if_failed()
       >>> density = pmd.density(solution.particles, config)  # at a_stop
     """
-    particles = _checked_particles(particles, config)
+    check_config(config)
+    check_force_mesh(config)
+    particles = checked_particles(particles, config, config.a_start, "config.a_start")
     _check_factor(potential_factor, config)
     solver, saveat = as_solver(solver), as_saveat(saveat)
     for name, value, base, example in (
@@ -161,13 +163,6 @@ _NO_SUMS = (
     "needs a drift-kick-drift solver, its fixed steps and the reversible adjoint",
     "leave out solver, adjoint, stepsize_controller and SaveAt(steps=True)",
 )
-
-
-def _checked_particles(particles: Particles, config: Config) -> Particles:
-    """The particles, on a mesh with forces."""
-    check_config(config)
-    check_force_mesh(config)
-    return checked_particles(particles, config, config.a_start, "config.a_start")
 
 
 def _check_factor(potential_factor: Any, config: Config) -> None:

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry_2x32
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from pmwd_dist._checks import check_flag
@@ -18,6 +17,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import scaled
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
+from pmwd_dist.parallel.decomposition import on_blocks
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import local_factors, pirfft3d, prfft3d, wavenumbers
 from pmwd_dist.pm import inputs
@@ -101,14 +101,13 @@ def _white_noise(key: Array, config: Config, dtype: Any, kind: NoiseKind) -> Arr
 
 def _nested_modes(key: Array, config: Config, dtype: Any) -> Array:
     """Modes of white noise, each from a hash of its wavevector."""
-    decomposition = config.decomposition
-    pair = jax.random.bits(key, (2,), jnp.uint32)
-    block = decomposition.shard_map(partial(_hashed, config=config), (P(),), decomposition.spectrum_spec)
-    return (math.sqrt(math.prod(config.particle_shape)) * block(pair)).astype(jnp.result_type(dtype, jnp.complex64))
+    modes = _hashed(jax.random.bits(key, (2,), jnp.uint32), config)
+    return (math.sqrt(math.prod(config.particle_shape)) * modes).astype(jnp.result_type(dtype, jnp.complex64))
 
 
+@on_blocks(["whole"], "spectrum")
 def _hashed(pair: Array, config: Config) -> Array:
-    """The local block of the modes, of unit variance.
+    """The modes, of unit variance.
 
     A mode and its complex conjugate are both stored where kz is 0 or at the Nyquist frequency. The smaller wavevector
     of the two is hashed there. A mode that is its own conjugate is real.

@@ -106,9 +106,8 @@ def _check_step_ends(step_ends: Any, config: Config) -> None:
         return
     ends, span = np.asarray(step_ends, float), (config.a_start, config.a_stop)
     if not (np.allclose(ends[[0, -1]], span, rtol=SLACK, atol=0) and (np.diff(ends) > 0).all()):
-        raise ArgumentError(
-            "stepsize_controller.ts", ends.tolist(), f"must rise from a_start={span[0]} to a_stop={span[1]}"
-        )
+        constraint = f"must rise from a_start={span[0]} to a_stop={span[1]}"
+        raise ArgumentError("stepsize_controller.ts", ends.tolist(), constraint)
 
 
 def is_sub(x: Any) -> bool:

@@ -98,10 +98,10 @@ def _cuda_scratch(disp: Any, weight: Any, *, geometry: Geometry, **_: Any) -> Sh
 
 
 _paint_targets = native_targets("cic_paint", attributes, cuda_scratch=_cuda_scratch)
-_paint_p = define_op("cic_paint", _paint_aval, paint_reference, targets=_paint_targets)
-_read_p = define_op("cic_read", _read_aval, read_reference, targets=native_targets("cic_read", attributes))
+_paint_p = define_op("cic_paint", _paint_aval, paint_reference, **_paint_targets)
+_read_p = define_op("cic_read", _read_aval, read_reference, **native_targets("cic_read", attributes))
 _read_sum_targets = native_targets("cic_read_sum", _read_sum_attributes)
-_read_sum_p = define_op("cic_read_sum", _read_sum_aval, _read_sum_reference, targets=_read_sum_targets)
+_read_sum_p = define_op("cic_read_sum", _read_sum_aval, _read_sum_reference, **_read_sum_targets)
 
 
 # --- derivatives -------------------------------------------------------------------------------------------

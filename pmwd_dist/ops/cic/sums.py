@@ -150,4 +150,4 @@ def _cuda_scratch(*_: Any, **__: Any) -> ShapedArray:
 
 
 _targets = native_targets("cic_paint_sums", _attributes, cuda_scratch=_cuda_scratch)
-_paint_sums_p = define_op("cic_paint_sums", _aval, None, targets=_targets)
+_paint_sums_p = define_op("cic_paint_sums", _aval, None, **_targets)

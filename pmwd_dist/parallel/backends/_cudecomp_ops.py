@@ -70,33 +70,21 @@ def _transpose_aval(x: Any, *, shape: Shape3, pdims: tuple[int, int], step: int,
     return result_aval(x, (x.shape[0], *(n // p for n, p in zip(shape, after, strict=True))), x.dtype)
 
 
-_transpose_p = define_op(
-    "cudecomp_transpose",
-    _transpose_aval,
-    None,
-    targets={
-        "CUDA": Target(
-            "jaxdecomp_ops_cudecomp_transpose",
-            lambda *_, step, **grid: _grid(**grid) | {"step": np.array([step])},
-            _scratch,
-        )
-    },
+_transpose = Target(
+    "jaxdecomp_ops_cudecomp_transpose",
+    lambda *_, step, **grid: _grid(**grid) | {"step": np.array([step])},
+    _scratch,
 )
+_transpose_p = define_op("cudecomp_transpose", _transpose_aval, None, cuda=_transpose)
 define_linear(_transpose_p, lambda ct, _, *, step, **params: _transpose_p.bind(ct, step=_INVERSE[step], **params))
 
-_halo_p = define_op(
-    "cudecomp_halo",
-    lambda x, **_: result_aval(x, x.shape, x.dtype),
-    None,
-    targets={
-        "CUDA": Target(
-            "jaxdecomp_ops_cudecomp_halo",
-            lambda *_, shape, pdims, comms, halo, **__: _grid(shape, pdims, comms) | {"halo": np.array([halo])},
-            _scratch,
-            in_place={0: 0},
-        )
-    },
+_halo = Target(
+    "jaxdecomp_ops_cudecomp_halo",
+    lambda *_, shape, pdims, comms, halo, **__: _grid(shape, pdims, comms) | {"halo": np.array([halo])},
+    _scratch,
+    in_place={0: 0},
 )
+_halo_p = define_op("cudecomp_halo", lambda x, **_: result_aval(x, x.shape, x.dtype), None, cuda=_halo)
 
 
 def _halo_transpose(ct: Array, x: Any, *, halo: int, division: Division, **_: Any) -> Array:

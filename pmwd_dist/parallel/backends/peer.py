@@ -221,24 +221,20 @@ _planes_p = define_op(
     "peer_planes",
     _transform_aval,
     _planes_reference,
-    targets={
-        "CUDA": Target(
-            "jaxdecomp_ops_peer_transform", _planes_attributes, lambda x, *, kind: _scratch(not kind.inverse, x, kind)
-        )
-    },
+    cuda=Target(
+        "jaxdecomp_ops_peer_transform", _planes_attributes, lambda x, *, kind: _scratch(not kind.inverse, x, kind)
+    ),
 )
 _transform_p = define_op(
     "peer_transform",
     _transform_aval,
     _transform_reference,
-    targets={
-        "CUDA": Target(
-            "jaxdecomp_ops_peer_transform",
-            _transform_attributes,
-            lambda x, *, kind: _scratch(kind.shards > 1, x, kind),
-            lends=_lends,
-        )
-    },
+    cuda=Target(
+        "jaxdecomp_ops_peer_transform",
+        _transform_attributes,
+        lambda x, *, kind: _scratch(kind.shards > 1, x, kind),
+        lends=_lends,
+    ),
 )
 
 
@@ -282,17 +278,13 @@ def _swap_reference(x: Array, *, names: Names, shards: int, halo: int) -> Array:
     return jnp.concatenate([below, above], axis=1)
 
 
-_pad_p = define_op(
-    "peer_pad",
-    _pad_aval,
-    _pad_reference,
-    targets={"CUDA": Target("jaxdecomp_ops_peer_pad", _exchange_attributes)},
-)
+_pad_on_gpu = Target("jaxdecomp_ops_peer_pad", _exchange_attributes)
+_pad_p = define_op("peer_pad", _pad_aval, _pad_reference, cuda=_pad_on_gpu)
 _swap_p = define_op(
     "peer_swap",
     lambda x, *, halo, **_: result_aval(x, (x.shape[0], 2 * halo, *x.shape[2:]), x.dtype),
     _swap_reference,
-    targets={"CUDA": Target("jaxdecomp_ops_peer_swap", _exchange_attributes)},
+    cuda=Target("jaxdecomp_ops_peer_swap", _exchange_attributes),
 )
 
 

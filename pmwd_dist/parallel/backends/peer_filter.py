@@ -99,7 +99,7 @@ _filtered_p = define_op(
     "peer_filtered",
     _aval,
     _reference,
-    targets={"CUDA": Target("jaxdecomp_ops_peer_filtered", _attributes, _scratch, in_place={0: 0})},
+    cuda=Target("jaxdecomp_ops_peer_filtered", _attributes, _scratch, in_place={0: 0}),
 )
 
 

@@ -104,9 +104,12 @@ def evolve_vjp(
             (ct_a0, direct), (ct_a1, ct), ct_args = pull(accumulate, now.good, at, cotangents.accumulated, sums)
             # Otherwise XLA keeps the force, and takes a further pass over the particles.
             kicked, entry, ct, direct = barrier((kicked, entry, ct, direct))
-        kicked, ct, by_coefficient = _step_vjp(now, AdjointState.join(kicked, ct), entry, config)
+        undo, drifts = _reversal(now, resolution(config, kicked.disp.dtype))
+        state = AdjointState.join(kicked, ct)
+        state, grads = gravity_vjp.step_vjp(state, undo, drifts, now.factor, entry, config)
+        kicked, ct = state.split()  # after the kick of the step before; cotangents at the start of this step
         ct = ct if direct is None else jax.tree.map(jnp.add, ct, direct)
-        return _Carry(kicked, ct, ct_args), _StepGrads(by_coefficient, ct_a0, ct_a1)
+        return _Carry(kicked, ct, ct_args), _StepGrads(_by_coefficient(now, grads), ct_a0, ct_a1)
 
     xs = _step_inputs(inputs, outcome, saves, by_factor, config)
     fused = not saves and accumulate is None  # no particles are needed between steps
@@ -178,7 +181,7 @@ def _reverse_all(
 def _cached_steps_vjp(
     at_end: ExactParticles, ct: Particles, xs: _StepInput, potentials: tuple[Array, ...], config: Config
 ) -> tuple[ExactParticles, Particles, Coefficients]:
-    """`_step_vjp` of steps with stored potentials, in one pass over the particles each.
+    """Reversal and VJP of steps with stored potentials, in one pass over the particles each.
 
     The drifts of each step are reversed with the kick of the step before it.
     """
@@ -209,23 +212,6 @@ def _add_vjp(
 
     _, pull = jax.vjp(floating, *at)
     return jax.tree.map(lambda old, x: jnp.where(good, old + x, old), sums, pull(jax.tree.leaves(cotangents)))
-
-
-def _step_vjp(
-    now: _StepInput, state: AdjointState, entry: Entry, config: Config
-) -> tuple[ExactParticles, Particles, Coefficients]:
-    """VJP of a step, and reversal from its kick to the kick of the step before.
-
-    The state is the one after the kick, with cotangents at the end of the step.
-
-    Returns:
-      The particles after the kick of the step before; the cotangents of the particles at the start of the step, and of
-      its coefficients.
-    """
-    undo, drifts = _reversal(now, resolution(config, state.disp.dtype))
-    state, grads = gravity_vjp.step_vjp(state, undo, drifts, now.factor, entry, config)
-    kicked, ct = state.split()
-    return kicked, ct, _by_coefficient(now, grads)
 
 
 def _reversal(now: _StepInput, q: float) -> tuple[UndoKick, UndoDrift]:

@@ -58,8 +58,8 @@ def evolve_and_save(
         accumulate = partial(_call_hoisted, pure, len(captured))
         captured.append(values)
     inputs = Inputs(exact(particles, config), coefficients, times, (table, captured))
-    options: Any = {"sums": accumulate is not None}
-    number = stored_potentials(stored, len(times) - 1, config, particles.disp.dtype, **options)
+    dtype, sums = particles.disp.dtype, accumulate is not None
+    number = stored_potentials(stored, len(times) - 1, config, dtype, sums=sums)
     out = evolve_reversibly(inputs, tuple(saves), config, accumulate=accumulate, stored=number, meter=meter)
     final = out.particles.with_unit(unit_after(out.status.step, all_steps(coefficients, config)))
     saved, saved_at = [], []
