@@ -63,18 +63,14 @@ class Display:
 
     def show(self, lines: Sequence[str]) -> None:
         """Show lines about a run."""
-        if distributed.is_main():
-            for line in lines:
-                self._line(line)
-
-    def _line(self, text: str) -> None:
-        try:
-            with naming("standard output"):
-                self.console.print(text, markup=False)
-                self.console.file.flush()  # a batch job's log is read while it runs
-        except OSError:  # the terminal is lost, or the reader of a pipe, which is no reason to end a run
-            self.console = Console(quiet=True)
-            self._close()
+        for line in lines if distributed.is_main() else ():
+            try:
+                with naming("standard output"):
+                    self.console.print(line, markup=False)
+                    self.console.file.flush()  # a batch job's log is read while it runs
+            except OSError:  # the terminal is lost, or the reader of a pipe, which is no reason to end a run
+                self.console = Console(quiet=True)
+                self._close()
 
     def _close(self) -> None:
         if self.bar is not None:

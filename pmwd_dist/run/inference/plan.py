@@ -136,15 +136,14 @@ class InferencePlan(Plan):
         problem = problem or wrong_tuning(self)
         if problem is not None:
             raise SettingsError([problem])
-        warnings = [] if tight is None else [tight]
-        sampler = self.settings.sampler
+        warnings, sampler = [tight], self.settings.sampler
         if (data := self.data.get("data.file")) is not None:
-            problem = unusual_data(self.settings, data, self.data, to_host(self.model.likelihood.mask))
-            warnings += [] if problem is None else [f"data.file: {problem}"]
+            unusual = unusual_data(self.settings, data, self.data, to_host(self.model.likelihood.mask))
+            warnings.append(unusual and f"data.file: {unusual}")
             if (compared := self.largest_wavenumber) is not None:  # a mock is one of the model as it is
                 coarse = convergence_warning(self.simulation, self.settings.model.gravity, compared)
                 remedy = ", or a smaller likelihood.k_max" if isinstance(self.model.likelihood, infer.Gaussian) else ""
-                warnings += [] if coarse is None else [coarse + remedy]
+                warnings.append(coarse and coarse + remedy)
         warnings += self.simulation.cosmology_warnings()
         warnings += _of_priors(self)
         warnings += template_warnings(to_host(self.model.likelihood), self.model.priors)
@@ -156,7 +155,7 @@ class InferencePlan(Plan):
                 f"sampler.steps = {sampler.steps}: fewer draws than checks.ess = {ess:g}; the result can't pass; "
                 "use more steps"
             )
-        return [f"warning: {text}" for text in warnings]
+        return [f"warning: {text}" for text in warnings if text]
 
     def lines(self) -> list[str]:
         config, settings = self.simulation.config, self.settings
