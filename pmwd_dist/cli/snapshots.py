@@ -19,7 +19,7 @@ from pmwd_dist.io.snapshot.header import SnapshotHeader, read_header, snapshot_f
 from pmwd_dist.io.snapshot.matter import lattice_of, matter_notes, paint_matter
 from pmwd_dist.io.snapshot.particles import MASSES, ORDER, POSITIONS, VELOCITIES, check_arrays, chunks, holds
 from pmwd_dist.observe.halo_masses import with_masses
-from pmwd_dist.observe.halos import PARTICLE_MASS, Rows, catalogue_of, find_groups, joined, make_rows, wrapped
+from pmwd_dist.observe.halos import PARTICLE_MASS, catalogue_of, find_groups, joined, make_rows, wrapped
 from pmwd_dist.observe.power import power_spectrum
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.decomposition import default_decomposition
@@ -124,7 +124,11 @@ def measure_halos(path: Path, output: Path | None, length_unit: str | None, **op
     check_arrays(files, header, _DARK, (POSITIONS, VELOCITIES))
     devices = jax.device_count()
     places = Places(default_decomposition(((devices, devices, 1),), devices), header.box_size)
-    rows = _rows(files, header)
+    parts, sides = [make_rows(np.zeros(0, np.int64), np.zeros((0, 3)), np.zeros((0, 3)))], np.asarray(header.box_size)
+    for i, (sites, x, u) in enumerate(chunks(files, header, _DARK, (ORDER, POSITIONS, VELOCITIES))):
+        if i % jax.process_count() == jax.process_index():  # the particles that this process finds groups of
+            parts.append(make_rows(sites, wrapped(x, sides), u))
+    rows = joined(parts)
     mass = mass or header.Omega_m * CRITICAL_DENSITY * volume / count
     about = {"a": header.a, "z": 1 / header.a - 1, "box_size [Mpc/h]": header.box_size, PARTICLE_MASS: 1e10 * mass}
     with option_errors():
@@ -154,13 +158,3 @@ def _mass(files: list[Path], header: SnapshotHeader) -> float:
         text = f"masses from {least:.6g} to {most:.6g} x 1e10 Msun/h, and must all have one"
         raise ValueError(f"{files[0]}: its particles of type {_DARK} have {text}")
     return most
-
-
-def _rows(files: list[Path], header: SnapshotHeader) -> Rows:
-    """The part of the particles that this process finds groups of."""
-    parts = [make_rows(np.zeros(0, np.int64), np.zeros((0, 3)), np.zeros((0, 3)))]
-    sides = np.asarray(header.box_size)
-    for i, (sites, x, u) in enumerate(chunks(files, header, _DARK, (ORDER, POSITIONS, VELOCITIES))):
-        if i % jax.process_count() == jax.process_index():
-            parts.append(make_rows(sites, wrapped(x, sides), u))
-    return joined(parts)

@@ -66,7 +66,8 @@ class Ensemble:
     @classmethod
     def of_folder(cls, folder: Path, overrides: Sequence[str] = ()) -> Ensemble:
         """The ensemble of a folder, with other values of some keys; ValueError if it is none, or was edited."""
-        if manifest.identity(folder).get(_SETTINGS) != _digest(folder):
+        digest = fingerprint([read_text(folder / name, own=True) for name in (BASE, TABLE)])
+        if manifest.identity(folder).get(_SETTINGS) != digest:
             raise ValueError(f"{folder}: {BASE} or {TABLE} has changed since its rows began; set it back")
         return cls(read_settings_table(folder / BASE, folder / TABLE, overrides, replace=True), folder)
 
@@ -77,11 +78,6 @@ class Ensemble:
     def job(self, i: int) -> SimulationJob:
         """The run of a row; SettingsError if it does not fit the devices or the files."""
         return SimulationJob.of(self.table.rows[i], self.row(i))
-
-
-def _digest(folder: Path) -> str:
-    """Digest of the settings in a folder."""
-    return fingerprint([read_text(folder / name, own=True) for name in (BASE, TABLE)])
 
 
 def is_ensemble(folder: Path) -> bool:

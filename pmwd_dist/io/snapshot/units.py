@@ -64,28 +64,19 @@ _OF_ARRAYS = (
     ),
 )
 # Attributes of groups: one unit in cgs, or two units to divide, and the exponents of h and a by convention.
-_Convention = dict[Quantity, tuple[tuple[str, ...], float, float]]
-_GADGET: _Convention = {
-    "length": (("UnitLength_in_cm",), -1, 1),
-    "velocity": (("UnitVelocity_in_cm_per_s",), 0, 0.5),
-    "mass": (("UnitMass_in_g",), -1, 0),
-}
-_GIZMO: _Convention = {  # its units contain h
-    "length": (("UnitLength_In_CGS",), 0, 1),
-    "velocity": (("UnitVelocity_In_CGS",), 0, 0.5),
-    "mass": (("UnitMass_In_CGS",), 0, 0),
-}
-_SWIFT: _Convention = {
-    "length": (("Unit length in cgs (U_L)",), 0, 1),
-    "velocity": (("Unit length in cgs (U_L)", "Unit time in cgs (U_t)"), 0, 0),
-    "mass": (("Unit mass in cgs (U_M)",), 0, 0),
-}
-_OF_GROUPS = (
-    ("Units", _GADGET),  # OWLS, EAGLE
-    ("Parameters", _GADGET),  # GADGET-4, AREPO
-    ("Header", _GADGET),  # AREPO, IllustrisTNG
-    ("Header", _GIZMO),
-    ("Units", _SWIFT),
+_GADGET = "Units", "Parameters", "Header"  # OWLS and EAGLE; GADGET-4 and AREPO; AREPO and IllustrisTNG
+_GIZMO, _SWIFT = ("Header",), ("Units",)  # units of GIZMO contain h
+_U_L, _U_t, _U_M = "Unit length in cgs (U_L)", "Unit time in cgs (U_t)", "Unit mass in cgs (U_M)"
+_OF_GROUPS: tuple[tuple[Quantity, tuple[str, ...], tuple[str, ...], float, float], ...] = (
+    ("length", _GADGET, ("UnitLength_in_cm",), -1, 1),
+    ("length", _GIZMO, ("UnitLength_In_CGS",), 0, 1),
+    ("length", _SWIFT, (_U_L,), 0, 1),
+    ("velocity", _GADGET, ("UnitVelocity_in_cm_per_s",), 0, 0.5),
+    ("velocity", _GIZMO, ("UnitVelocity_In_CGS",), 0, 0.5),
+    ("velocity", _SWIFT, (_U_L, _U_t), 0, 0),
+    ("mass", _GADGET, ("UnitMass_in_g",), -1, 0),
+    ("mass", _GIZMO, ("UnitMass_In_CGS",), 0, 0),
+    ("mass", _SWIFT, (_U_M,), 0, 0),
 )
 _CGS = 1e-10, 1e60  # range of a unit
 
@@ -130,13 +121,11 @@ def _of_array(data: Dataset | None) -> list[Unit]:
 
 def _of_groups(quantity: Quantity, file: File) -> list[Unit]:
     found: list[Unit] = []
-    for group_name, convention in _OF_GROUPS:
-        names, h_power, a_power = convention[quantity]
-        if not content.has(file, group_name):
-            continue
-        group: Any = content.member(file, group_name, content.GROUP)
-        if all(name in group.attrs for name in names):
-            cgs = [content.number(group, name, *_CGS) for name in names]
-            value = cgs[0] / cgs[1] if len(cgs) > 1 else cgs[0]
-            found.append(Unit(value, h_power, a_power, f"{group_name}:{names[0]}"))
+    for of, groups, names, h_power, a_power in _OF_GROUPS:
+        for group_name in (name for name in groups if of == quantity and content.has(file, name)):
+            group: Any = content.member(file, group_name, content.GROUP)
+            if all(name in group.attrs for name in names):
+                cgs = [content.number(group, name, *_CGS) for name in names]
+                value = cgs[0] / cgs[1] if len(cgs) > 1 else cgs[0]
+                found.append(Unit(value, h_power, a_power, f"{group_name}:{names[0]}"))
     return found

@@ -322,12 +322,6 @@ class LightCone(Output):
         return partial(lensed_maps, names, maps, **shown)
 
 
-def empty(cone: ShellLightCone) -> Array:
-    """The shells of a light cone before the first step."""
-    like = shells_like(cone)
-    return jit(lambda: jnp.zeros(like.shape, like.dtype), out_shardings=like.sharding)()
-
-
 def shells_like(cone: ShellLightCone) -> jax.ShapeDtypeStruct:
     """Shape, type and sharding of the shells of a light cone."""
     pixels = cone.pixels if isinstance(cone, FlatSkyLightCone) else (pixel_count(cone.nside),)

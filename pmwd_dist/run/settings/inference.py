@@ -155,10 +155,7 @@ def _positive_or_file(value: object) -> object:
 
 
 NOISES = {"gaussian": "sigma", "poisson": "nbar", "lensing": "density"}  # keys of the amount of noise, by kind
-SHAPES = {
-    "gaussian": ("slope", "noise_k2"),
-    "poisson": ("dispersion",),
-}  # optional keys of the noise that may have priors
+SHAPES = {"gaussian": ("slope", "noise_k2"), "poisson": ("dispersion",)}  # its optional keys that may have priors
 
 
 class LikelihoodSection(Section):

@@ -177,7 +177,10 @@ def _begin(plan: SimulationPlan, log: Log) -> Progress:
     text = f"initial conditions at a {a:.4f}  {seconds:.2f} s  {size(peak)}"
     log("initial", text, a=a, seconds=seconds, peak_memory=peak)
     particles = jax.device_put(particles, config.decomposition.sharding)
-    shells = None if simulation.light_cone is None else light_cone.empty(simulation.light_cone)
+    shells = None
+    if simulation.light_cone is not None:
+        like = light_cone.shells_like(simulation.light_cone)
+        shells = jit(lambda: jnp.zeros(like.shape, like.dtype), out_shardings=like.sharding)()
     status = _replicated(successful(_dtype()), plan)
     return Progress(config, particles, status, _schedule(plan), 0, shells, plan.cone_galaxies())
 
