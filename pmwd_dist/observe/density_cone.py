@@ -20,6 +20,7 @@ from pmwd_dist.cosmology.distance import comoving_distance
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.observe import passage
 from pmwd_dist.observe.crossing import Path, fit_series, path, series, series_slope
+from pmwd_dist.observe.deposit import parts_of, split
 from pmwd_dist.pm.stepping.forward import Epoch
 
 _TERMS = 24  # of the series of distances
@@ -80,7 +81,7 @@ def redshift_series(table: GrowthTable, logs: Any) -> Series:
 
 def _density(path: Path, weights: tuple[Array, ...], step: Any, cone: DensityCone) -> Array:
     """The local part of the density."""
-    path, config, dtype = passage.components_first(path), cone.config, path.start.dtype
+    path, config, dtype = passage.in_blocks(path), cone.config, path.start.dtype
     images = jnp.asarray(
         np.array(list(itertools.product((-1, 0, 1), repeat=3))) * config.box_size - np.asarray(cone.observer), dtype
     )
@@ -89,15 +90,15 @@ def _density(path: Path, weights: tuple[Array, ...], step: Any, cone: DensityCon
     moved = jax.lax.stop_gradient(moved).astype(dtype) + passage.FASTEST * 3000
     blocks = passage.blocks_of(path, step.light, images, config, (0.0, farthest + moved))
     # Most of the repetitions are beyond the mesh.
-    low = blocks.corner[:, None] + (images + jnp.asarray(cone.observer, dtype)[None])[None]
-    high = low + (jnp.asarray(blocks.side, dtype) * blocks.spacing)[None, None]
-    largest = moved + blocks.reach
-    near = (high > -largest) & (low < (jnp.asarray(config.box_size, dtype) + largest)[None, None])
-    wanted = blocks.wanted & batch_any(jnp.all(near, axis=-1) | ~jnp.isfinite(largest))
+    place = jnp.asarray(cone.observer, dtype)
+    low, high = ((x[:, None] + images[None]) + place[None, None] for x in (blocks.low, blocks.high))
+    beyond = (high <= -moved) | (low >= (jnp.asarray(config.box_size, dtype) + moved)[None, None])
+    wanted = blocks.wanted & batch_any(~jnp.any(beyond, axis=-1))  # true for NaN
     numbers = jax.tree.map(
-        lambda x: x.astype(dtype), (step, cone.nodes, cone.logs, cone.distance, cone.fiducial, blocks.spacing)
+        lambda x: x.astype(dtype), (step, cone.nodes, cone.logs, cone.distance, cone.fiducial, blocks.sites)
     )
-    lattice, local = (path, tuple(x.astype(dtype) for x in weights)), config.decomposition.block(config.mesh_shape)
+    weights = tuple(split(x.astype(dtype), parts_of(x.shape)) for x in weights)
+    lattice, local = (path, weights), config.decomposition.block(config.mesh_shape)
     piece, size = partial(_piece, config=config, observer=cone.observer), (1, math.prod(local))
     field = passage.summed(piece, lattice, blocks._replace(wanted=wanted), images, numbers, config, size)
     return jnp.where(blocks.lost, jnp.nan, field.reshape(local) / config.particles_per_cell)
@@ -111,9 +112,9 @@ def _piece(
     block: Any, corner: Array, shared: Any, place: Any, *, config: Config, observer: tuple[float, ...]
 ) -> tuple[Array, Array]:
     """Indices on the mesh and densities, for one pass, of the particles of a block that light passes."""
-    (path, weights), (step, nodes, logs, distance, fiducial, spacing) = block, shared
+    (path, weights), (step, nodes, logs, distance, fiducial, sites) = block, shared
     dtype = path.start.dtype
-    here = passage.seen(path, *passage.passed_sites(path, corner, step.light, spacing), step)
+    here = passage.seen(path, *passage.passed_sites(path, corner, step.light, sites), step)
     s = (jnp.log1p(here.z) - logs[0]) / (logs[1] - logs[0])
     good = here.passed & (here.z > _NEAREST) & (s < 1)
     s = jnp.where(good, s, 0.5)
@@ -121,14 +122,14 @@ def _piece(
     weight = (assumed / true) ** 2 * series_slope(fiducial, s) / series_slope(distance, s)
     if weights:
         weight = weight * sum(x * y for x, y in zip(passage.parabola(here.D, nodes), weights, strict=True))
-    place_in_box = here.x * (assumed / here.distance)[None] + jnp.asarray(observer, dtype).reshape(3, 1, 1, 1)
-    cells = place_in_box / jnp.asarray(config.cell_size, dtype).reshape(3, 1, 1, 1)
+    place_in_box = here.x * (assumed / here.distance)[None] + jnp.asarray(observer, dtype).reshape(3, 1)
+    cells = place_in_box / jnp.asarray(config.cell_size, dtype).reshape(3, 1)
     lowest = jax.lax.stop_gradient(jnp.floor(cells))
     above = cells - lowest
     mesh, local = config.mesh_shape, config.decomposition.block(config.mesh_shape)
     indices, values = [], []
     for offsets in itertools.product((0, 1), repeat=3):
-        i, j, k = lowest.astype(jnp.int32) + jnp.asarray(offsets).reshape(3, 1, 1, 1)
+        i, j, k = lowest.astype(jnp.int32) + jnp.asarray(offsets).reshape(3, 1)
         inside = good & (i >= 0) & (i < mesh[0]) & (j >= 0) & (j < mesh[1]) & (k >= 0) & (k < mesh[2])
         device = (i // local[0]) * (mesh[1] // local[1]) + j // local[1]
         at = device * math.prod(local) + ((i % local[0]) * local[1] + j % local[1]) * mesh[2] + k

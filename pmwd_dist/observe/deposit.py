@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,9 @@ from jaxtyping import Array
 from pmwd_dist._jax.derivatives import linear_map
 from pmwd_dist._jax.ops import vary, varying_names
 
-_BLOCKS = 4  # largest number of blocks per axis of the local lattice: shells are thinner than boxes
-_AT_ONCE = 1 << 16  # particles of small blocks that are evaluated together, since each kernel has a cost of its own
+_BLOCKS = 8  # largest number of blocks per axis of the local lattice: shells are thinner than boxes
+_AT_ONCE = 1 << 16  # particles that are evaluated together, since each kernel has a cost of its own
+_LEAST_CHUNKS = 64  # of a large lattice, whose chunks are larger
 
 Piece = Callable[[Any, Array, Any], tuple[Any, Array]]
 Shape = tuple[int, int, int]
@@ -32,8 +33,7 @@ def deposit(piece: Piece, lattice: Any, corners: Array, images: Array, shared: A
     Args:
       piece: function of (block, image of its corner, shared), and no other arrays, that returns indices in the map and
         values; only values are differentiated, and indices from `size` on are dropped.
-      lattice: pytree of arrays whose last three axes are the local lattice; a first axis has components, since loops
-        over a last one would have 3 iterations, which are not vectorised.
+      lattice: pytree of arrays of `split`, with sites along the last axis: loops over the last one are vectorised.
       corners: added to the images for each block of `first_sites`, shape (blocks, ...), not differentiated.
       images: array with a leading axis of images, not differentiated.
       shared: pytree of floating-point arrays.
@@ -82,16 +82,12 @@ def deposit(piece: Piece, lattice: Any, corners: Array, images: Array, shared: A
 def _add_up(
     piece: Piece, zero: Array, lattice: Any, corners: Array, images: Array, shared: Any, wanted: Array
 ) -> Array:
-    def put(total: Array, blocks: Any, images: Array, shared: Any, is_wanted: Array) -> Array:
-        indices, values = _pieces(piece, blocks, images, shared)
-        hidden = jnp.where(is_wanted.reshape(-1, *(1,) * (indices.ndim - 1)), indices, len(total))
+    def put(total: Array, chunk: Chunk, images: Array, shared: Any) -> Array:
+        indices, values = _pieces(piece, chunk.lattice, chunk.others + images, shared)
+        hidden = jnp.where(chunk.along(indices.ndim), indices, len(total))
         return total.at[hidden].add(values, mode="drop")
 
-    def add(total: Array, blocks: Any, order: Any, first: Array) -> Array:
-        del first
-        return each_image(put, total, blocks, order, images, shared)
-
-    return each_group(add, zero, lattice, corners, wanted)
+    return each_chunk(put, zero, lattice, corners, images, shared, wanted)
 
 
 def _pull_back(
@@ -99,57 +95,94 @@ def _pull_back(
 ) -> tuple[Any, Any]:
     """Cotangents of the lattice and of the shared arrays, from the cotangent of the map."""
 
-    def pull(sums: Any, blocks: Any, images: Array, given: tuple[Any, Array], is_wanted: Array) -> Any:
-        (of_lattice, corner), (shared, cotangent) = blocks, given
+    def pull(sums: tuple[Any, Any], chunk: Chunk, images: Array, given: tuple[Any, Array]) -> tuple[Any, Any]:
+        (total, ct_shared), (shared, cotangent) = sums, given
 
-        def values(of_lattice: Any, shared: Any) -> tuple[Array, Any]:
-            indices, values = _pieces(piece, (of_lattice, corner), images, shared)
+        def values(lattice: Any, shared: Any) -> tuple[Array, Any]:
+            indices, values = _pieces(piece, lattice, chunk.others + images, shared)
             return values, indices
 
-        _, pull, indices = jax.vjp(values, of_lattice, shared, has_aux=True)
+        _, pull, indices = jax.vjp(values, chunk.lattice, shared, has_aux=True)
         pulled = cotangent.at[indices].get(mode="fill", fill_value=0)
-        is_wanted = is_wanted.reshape(-1, *(1,) * (indices.ndim - 1))
-        return jax.tree.map(jnp.add, sums, pull(jnp.where(is_wanted, pulled, 0)))
+        ct_blocks, more = pull(jnp.where(chunk.along(indices.ndim), pulled, 0))
+        total = jax.tree.map(lambda x, ct: x.at[chunk.blocks].add(ct), total, ct_blocks)
+        return total, jax.tree.map(jnp.add, ct_shared, more)
 
-    def add(sums: tuple[Any, Any], blocks: Any, order: Any, first: Array) -> tuple[Any, Any]:
-        (total, ct_shared), zeros = sums, jax.tree.map(jnp.zeros_like, blocks[0])
-        given = shared, cotangent
-        ct_blocks, ct_shared = each_image(pull, (zeros, ct_shared), blocks, order, images, given)
-        return jax.tree.map(partial(_joined, first=first), total, ct_blocks), ct_shared
-
-    return each_group(add, jax.tree.map(jnp.zeros_like, (lattice, shared)), lattice, corners, wanted)
+    zeros = jax.tree.map(jnp.zeros_like, (lattice, shared))
+    return each_chunk(pull, zeros, lattice, corners, images, (shared, cotangent), wanted)
 
 
-def _pieces(piece: Piece, blocks: Any, images: Array, shared: Any) -> tuple[Any, Array]:
-    of_lattice, corners = blocks
-    return jax.vmap(piece, (0, 0, None))(of_lattice, corners + images, shared)
+def _pieces(piece: Piece, lattice: Any, corners: Array, shared: Any) -> tuple[Any, Array]:
+    return jax.vmap(piece, (0, 0, None))(lattice, corners, shared)
 
 
-def each_group(function: Callable[..., Any], start: Any, lattice: Any, others: Any, wanted: Array) -> Any:
-    """State after a function of (state, blocks, order, first site) has had all groups of blocks that lie together.
+class Chunk(NamedTuple):
+    """Blocks that are evaluated together, each in an image of its own.
 
-    Blocks are those of the lattice, and the arrays of `others` with a leading axis of all blocks; `order` has the
-    images of each block, the wanted ones first, and their number.
+    Args:
+      lattice: the lattice in these blocks.
+      others: rows of the other arrays for these blocks.
+      blocks: numbers of the blocks.
+      wanted: mask of those that are wanted.
     """
-    shape = jax.tree.leaves(lattice)[0].shape[-3:]
-    parts = parts_of(shape)
-    block: Any = tuple(n // p for n, p in zip(shape, parts, strict=True))
-    together = _together(block, parts)
-    region: Any = tuple(n * m for n, m in zip(block, together, strict=True))
-    groups: Any = tuple(p // m for p, m in zip(parts, together, strict=True))
-    numbers = split(np.arange(math.prod(parts)).reshape(parts), groups).reshape(math.prod(groups), -1)
-    order = jnp.argsort(~wanted, axis=1, stable=True), jnp.sum(wanted, axis=1)
-    others, order = jax.tree.map(lambda x: x[numbers], (others, order))
 
-    def cut(x: Array, first: Array) -> Array:
-        rest = x.shape[:-3]
-        return split(jax.lax.dynamic_slice(x, (*(0 for _ in rest), *first), (*rest, *region)), together)
+    lattice: Any
+    others: Any
+    blocks: Array
+    wanted: Array
 
-    def of_group(state: Any, xs: Any) -> tuple[Any, None]:
-        first, others, order = xs
-        return function(state, (jax.tree.map(partial(cut, first=first), lattice), others), order, first), None
+    def along(self, dimensions: int) -> Array:
+        """The mask along the first of several axes."""
+        return self.wanted.reshape(-1, *(1,) * (dimensions - 1))
 
-    return jax.lax.scan(of_group, start, (jnp.asarray(first_sites(shape, groups)), others, order))[0]
+
+def each_chunk(
+    function: Callable[..., Any], start: Any, lattice: Any, others: Any, images: Any, shared: Any, wanted: Array
+) -> Any:
+    """State after a function of (state, chunk, its images, shared) has had all blocks in their wanted images.
+
+    The function depends on no other arrays that are differentiated.
+
+    Args:
+      function: function of (state, `Chunk`, images, shared) that returns the state.
+      start: first state.
+      lattice: pytree of arrays of `split`, blocks along the first axis and sites along the last one.
+      others: pytree of arrays with a leading axis of blocks.
+      images: pytree of arrays with a leading axis of images.
+      shared: pytree of arrays.
+      wanted: mask, shape (blocks, images).
+    """
+    x = jax.tree.leaves(lattice)[0]
+    count, sites = len(x), x.shape[-1]
+    together = min(max(_AT_ONCE // sites, count // _LEAST_CHUNKS, 1), wanted.size)
+    most = -(-wanted.size // together)
+    # By images: their blocks lie together in maps.
+    order = jnp.nonzero(wanted.T.ravel(), size=most * together, fill_value=0)[0].astype(jnp.int32)
+    order = order.reshape(most, together), jnp.sum(wanted)
+
+    def turn(i: Array, state: Any, arrays: Any, images: Any, shared: Any, order: Any) -> Any:
+        numbers, pairs = order
+        blocks, which = numbers[i] % count, numbers[i] // count
+        lattice, others = jax.tree.map(lambda x: x[blocks], arrays)
+        chunk = Chunk(lattice, others, blocks, i * together + jnp.arange(together) < pairs)
+        return function(state, chunk, jax.tree.map(lambda x: x[which], images), shared)
+
+    # Without a condition for each chunk, which a GPU waits for.
+    @jax.custom_jvp
+    def run(state: Any, *arrays: Any) -> Any:
+        turns = -(-arrays[-1][1] // together)
+        return jax.lax.fori_loop(0, turns, lambda i, state: turn(i, state, *arrays), state)
+
+    # Its derivatives have a number of turns that is known, as reverse mode needs it.
+    def by_conditions(state: Any, *arrays: Any) -> Any:
+        def next_chunk(state: Any, i: Array) -> tuple[Any, None]:
+            wanted = i * together < arrays[-1][1]
+            return jax.lax.cond(wanted, turn, lambda *args: args[1], i, state, *arrays), None
+
+        return jax.lax.scan(next_chunk, state, jnp.arange(most))[0]
+
+    run.defjvp(lambda primals, tangents: jax.jvp(by_conditions, primals, tangents))
+    return run(start, (lattice, others), images, shared, order)
 
 
 def parts_of(shape: Sequence[int]) -> Shape:
@@ -158,69 +191,20 @@ def parts_of(shape: Sequence[int]) -> Shape:
     return nx, ny, nz
 
 
-def _together(block: Shape, parts: Shape) -> Shape:
-    """Number of blocks of a group along each axis."""
-    found, most = [1, 1, 1], max(1, _AT_ONCE // math.prod(block))
-    for axis in (2, 1, 0):
-        found[axis] = max(m for m in range(1, parts[axis] + 1) if parts[axis] % m == 0 and (m == 1 or m <= most))
-        most //= found[axis]
-        if found[axis] < parts[axis]:
-            break
-    return found[0], found[1], found[2]
-
-
-def each_image(
-    function: Callable[..., Any], start: Any, blocks: Any, order: tuple[Array, Array], images: Any, shared: Any
-) -> Any:
-    """State after a function of (state, blocks, images, shared, mask of those that are wanted) has had all images.
-
-    Its first call has the first wanted image of each block of a group, its second call the second ones, and so on. The
-    function depends on no other arrays that are differentiated.
-    """
-
-    def turn(i: Array, state: Any, blocks: Any, images: Any, shared: Any, order: Any) -> Any:
-        numbers, counts = order
-        return function(state, blocks, jax.tree.map(lambda x: x[numbers[:, i]], images), shared, i < counts)
-
-    # Without a condition for each image, which a GPU waits for.
-    @jax.custom_jvp
-    def run(state: Any, *arrays: Any) -> Any:
-        return jax.lax.fori_loop(0, jnp.max(arrays[-1][1]), lambda i, state: turn(i, state, *arrays), state)
-
-    # Its derivatives have a number of turns that is known, as reverse mode needs it.
-    def by_conditions(state: Any, *arrays: Any) -> Any:
-        numbers, counts = arrays[-1]
-
-        def next_image(state: Any, i: Array) -> tuple[Any, None]:
-            return jax.lax.cond(i < jnp.max(counts), turn, lambda *args: args[1], i, state, *arrays), None
-
-        return jax.lax.scan(next_image, state, jnp.arange(numbers.shape[1]))[0]
-
-    run.defjvp(lambda primals, tangents: jax.jvp(by_conditions, primals, tangents))
-    return run(start, blocks, images, shared, order)
-
-
-def _joined(total: Array, blocks: Array, first: Array) -> Array:
-    """A lattice with the blocks of a group put in from a first site on, the inverse of cutting."""
-    rest, sides = total.shape[:-3], blocks.shape[-3:]
-    together = _together((sides[0], sides[1], sides[2]), parts_of(total.shape[-3:]))
-    n = len(rest)
-    order = (*range(3, 3 + n), 0, n + 3, 1, n + 4, 2, n + 5)
-    region = blocks.reshape(*together, *rest, *sides).transpose(order)
-    region = region.reshape(*rest, *(m * k for m, k in zip(together, sides, strict=True)))
-    return jax.lax.dynamic_update_slice(total, region, (*(0 for _ in rest), *first))
-
-
 def split(x: Any, parts: Shape) -> Any:
-    """Cut a lattice, the last three axes, into blocks: (blocks, ..., nx / px, ny / py, nz / pz)."""
+    """Cut a lattice, the last three axes, into blocks: (blocks, ..., sites of a block)."""
     rest, n = x.shape[:-3], x.ndim - 3
     pairs = zip(parts, x.shape[-3:], strict=True)
     cut = x.reshape(*rest, *itertools.chain.from_iterable((p, m // p) for p, m in pairs))
     cut = cut.transpose(n, n + 2, n + 4, *range(n), n + 1, n + 3, n + 5)
-    return cut.reshape(math.prod(parts), *cut.shape[3:])
+    return cut.reshape(math.prod(parts), *rest, -1)
 
 
 def first_sites(shape: Sequence[int], parts: Shape) -> np.ndarray:
     """First site of each block of `split`, (blocks, 3)."""
-    axes = [np.arange(p) * (n // p) for n, p in zip(shape, parts, strict=True)]
-    return np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 3)
+    return np.indices(parts).reshape(3, -1).T * np.floor_divide(shape, parts)
+
+
+def block_sites(shape: Sequence[int]) -> np.ndarray:
+    """Sites of the first block of a local lattice, (3, sites)."""
+    return np.indices([n // p for n, p in zip(shape, parts_of(shape), strict=True)]).reshape(3, -1)

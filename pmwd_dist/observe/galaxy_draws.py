@@ -23,7 +23,7 @@ from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.observe import passage
 from pmwd_dist.observe.catalogue import check_negative
 from pmwd_dist.observe.crossing import Path, path
-from pmwd_dist.observe.deposit import each_group, each_image
+from pmwd_dist.observe.deposit import Chunk, block_sites, each_chunk, parts_of, split
 from pmwd_dist.observe.healpix import nearest_pixel, nside_of
 from pmwd_dist.observe.survey import Survey
 from pmwd_dist.parallel.inputs import check_on_host
@@ -202,20 +202,21 @@ def _rows(
     path: Path, weights: tuple[Array, ...], shared: Any, config: Config, *, room: int, share: float
 ) -> tuple[Array, Array, Array]:
     """Rows of the local galaxies, their number, and whether particles may be lost."""
-    path, dtype, (step, means, _) = passage.components_first(path), path.start.dtype, shared
+    path, dtype, (step, means, _) = passage.in_blocks(path), path.start.dtype, shared
     names = varying_names(path.start)
     blocks = passage.blocks_of(path, step.light, means.images, config, means.edges)
-    lattice, spacing = (path, weights), blocks.spacing
+    lattice = path, tuple(split(x, parts_of(x.shape)) for x in weights)
+    places, relative = jnp.asarray(block_sites(config.decomposition.block(config.particle_shape))), blocks.sites
 
-    def put(carry: Any, blocks: Any, images: Any, shared: Any, is_wanted: Array) -> Any:
-        (rows, count, lost), ((path, weights), first), (image, number) = carry, blocks, images
+    def put(carry: Any, chunk: Chunk, images: Any, shared: Any) -> Any:
+        (rows, count, lost), (path, weights), (image, number) = carry, chunk.lattice, images
+        first, corner = chunk.others
         step, means, table = shared
-        corners = first.astype(dtype) * spacing[None] + image
-        sites, passed, guess = jax.vmap(passage.passed_sites, (0, 0, None, None))(path, corners, step.light, spacing)
-        place = jnp.stack(jnp.meshgrid(*map(jnp.arange, passed.shape[1:]), indexing="ij"))[None]
-        place, number = place + first[..., None, None, None], jnp.broadcast_to(_along(number), passed.shape)
+        passed_sites = jax.vmap(passage.passed_sites, (0, 0, None, None))
+        sites, passed, guess = passed_sites(path, corner + image, step.light, relative)
+        place, number = places[None] + first[..., None], jnp.broadcast_to(number[:, None], passed.shape)
         u = _random(means.key_words, place, number).astype(dtype)
-        chosen = (passed & _along(is_wanted) & (u < means.largest_probability)).ravel()
+        chosen = (passed & chunk.along(2) & (u < means.largest_probability)).ravel()
         kept = min(u.size, math.ceil(u.size * share + _SIGMAS * math.sqrt(u.size * share) + 50))
         at, every = jnp.zeros(kept, jnp.int32), jnp.arange(u.size, dtype=jnp.int32)
         at = at.at[_places(chosen, 0, kept)].set(every, mode="drop")
@@ -232,13 +233,10 @@ def _rows(
         rows = rows.at[_places(found > 0, count, room)].set(new, mode="drop")
         return rows, count + jnp.sum(found > 0, dtype=jnp.int32), lost | (total > kept)
 
-    def add(carry: Any, blocks: Any, order: Any, first: Array) -> Any:
-        del first
-        return each_image(put, carry, blocks, order, (means.images, means.image_numbers), shared)
-
     start = jnp.zeros((room, COLUMNS), dtype), jnp.zeros((), jnp.int32), blocks.lost
     start = jax.tree.map(lambda x: vary(x, names), start)
-    return each_group(add, start, lattice, blocks.first, blocks.wanted)
+    images = means.images, means.image_numbers
+    return each_chunk(put, start, lattice, (blocks.first, blocks.corner), images, shared, blocks.wanted)
 
 
 def _mean_numbers(here: passage.Seen, weights: tuple[Array, ...], means: Means, table: GrowthTable) -> Array:
@@ -255,19 +253,14 @@ def _mean_numbers(here: passage.Seen, weights: tuple[Array, ...], means: Means, 
     return mean
 
 
-def _along(x: Array) -> Array:
-    """A vector along the first of four axes."""
-    return x.reshape(-1, 1, 1, 1)
-
-
 def _places(chosen: Array, first: Array | int, end: int) -> Array:
     """Places of the chosen elements one after the other from a first one on, and an end for the others."""
     return jnp.where(chosen, first + jnp.cumsum(chosen, dtype=jnp.int32) - 1, end)
 
 
 def _chosen(x: Array, at: Array) -> Array:
-    """Numbers or vectors of particles in blocks, shape (blocks, ..., nx, ny, nz), at indices among all particles."""
-    return jnp.moveaxis(x, 0, -4).reshape(*x.shape[1:-3], -1)[..., at]
+    """Numbers or vectors of particles in blocks, shape (blocks, ..., sites), at indices among all particles."""
+    return jnp.moveaxis(x, 0, -2).reshape(*x.shape[1:-1], -1)[..., at]
 
 
 def _random(bits: Array, place: Array, number: Array) -> Array:

@@ -6,10 +6,12 @@ import math
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from pmwd_dist._jax.order import stored
 from pmwd_dist._jax.program import jit
 
 
@@ -57,13 +59,14 @@ def interpolation(nside: int, vector: Float[Array, "*n 3"]) -> tuple[Int[Array, 
 
 def neighbours(nside: int, vector: Array) -> tuple[list[Array], list[Array]]:
     """The pixels and weights of `interpolation`, in arrays of their own, of directions of shape (3, ...)."""
-    z, phi, scaled = _angles(nside, vector)
-    theta = _polar_angle(vector)
+    # Stored, or XLA computes angles on CPUs again for each pixel and weight.
+    z, phi, scaled, theta = stored((*_angles(nside, vector), _polar_angle(vector)))
     belt = jnp.floor(nside * (2 - 1.5 * z) + _slack(nside, z))
     cap = jnp.floor(scaled + _slack(nside, z))
     above = jnp.where(z > 2 / 3, cap, jnp.where(z < -2 / 3, 4 * nside - 1 - cap, belt)).astype(jnp.int32)
+    above = stored((above, phi))[0]
     rings = [jnp.clip(above + i, 1, 4 * nside - 1) for i in (0, 1)]
-    found = [_along(nside, ring, phi) for ring in rings]
+    found = stored([_along(nside, ring, phi) for ring in rings])
     (north_pixels, north, t0), (south_pixels, south, t1) = found
     at_north, at_south = above == 0, above >= 4 * nside - 1
     # Beyond the last ring, the pole replaces the other ring.
@@ -82,7 +85,7 @@ def _angles(nside: int, vector: Array) -> tuple[Array, Array, Array]:
     across = vector[0] ** 2 + vector[1] ** 2
     squared = across + vector[2] ** 2
     z = vector[2] / jnp.sqrt(squared)
-    phi = jnp.arctan2(vector[1], jnp.where(across > 0, vector[0], 1))  # any at a pole, and no derivative
+    phi = _arctan2(vector[1], jnp.where(across > 0, vector[0], 1))  # any at a pole, and no derivative
     phi = jnp.where(phi < 0, phi + 2 * math.pi, phi)
     scaled = jnp.where(across > 0, 3 * across / squared / (1 + jnp.abs(z)), 1)
     return z, phi, jnp.where(across > 0, nside * jnp.sqrt(scaled), 0)
@@ -91,7 +94,28 @@ def _angles(nside: int, vector: Array) -> tuple[Array, Array, Array]:
 def _polar_angle(vector: Array) -> Array:
     across = vector[0] ** 2 + vector[1] ** 2
     rho = jnp.where(across > 0, jnp.sqrt(jnp.where(across > 0, across, 1)), 0)
-    return jnp.arctan2(rho, vector[2])
+    return _arctan2(rho, vector[2])
+
+
+@jax.custom_jvp
+def _arctan2(y: Array, x: Array) -> Array:
+    """arctan2 by a Taylor series: XLA calls a function of libm for each element on CPUs."""
+    low, high = jnp.minimum(abs(x), abs(y)), jnp.maximum(abs(x), abs(y))
+    turned = low > math.tan(math.pi / 8) * high  # by pi / 4: the Taylor series needs few terms
+    t = jnp.where(turned, low - high, low) / jnp.where(turned, low + high, high)
+    angle, square = jnp.zeros_like(t), t * t
+    for k in reversed(range(9 if t.dtype == jnp.float32 else 20)):
+        angle = angle * square + (-1) ** k / (2 * k + 1)
+    angle = angle * t + jnp.where(turned, math.pi / 4, 0)
+    angle = jnp.where(abs(y) > abs(x), math.pi / 2 - angle, angle)
+    angle = jnp.where(x < 0, math.pi - angle, angle)
+    return jnp.where(y < 0, -angle, angle)
+
+
+@_arctan2.defjvp
+def _arctan2_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    (y, x), (dy, dx) = primals, tangents
+    return _arctan2(y, x), (x * dy - y * dx) / (x * x + y * y)
 
 
 def _ring(nside: int, ring: Any, dtype: Any, xp: Any = jnp) -> tuple[Any, Any, Any, Any]:
@@ -119,8 +143,9 @@ def _along(nside: int, ring: Array, phi: Array) -> tuple[list[Array], list[Array
     theta = jnp.asarray(rings_of(nside)[3], phi.dtype)[ring - 1]  # cheaper than arcsines
     u = phi / (2 * math.pi) * count - 0.5 * shift
     low = jnp.floor(u + _slack(nside, u))
-    column = low.astype(jnp.int32)
-    return [first + column % count, first + (column + 1) % count], [1 - (u - low), u - low], theta
+    column = low.astype(jnp.int32)  # from -1 to count
+    around = [jnp.where(i < 0, i + count, jnp.where(i < count, i, i - count)) for i in (column, column + 1)]
+    return [first + i for i in around], [1 - (u - low), u - low], theta
 
 
 def _opposite(pixels: Array, nside: int) -> Array:

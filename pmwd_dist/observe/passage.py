@@ -22,11 +22,12 @@ from pmwd_dist.cosmology.distance import HUBBLE_DISTANCE
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.observe import shells
 from pmwd_dist.observe.crossing import LightCone, Path, crosses, crossing, light_cone_in_step, series, series_in_step
-from pmwd_dist.observe.deposit import deposit, first_sites, parts_of, split
+from pmwd_dist.observe.deposit import block_sites, deposit, first_sites, parts_of, split
 from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.pm.paint import largest_on_devices
 
 FASTEST = 0.015  # bound of peculiar velocities [c]
+_SLACK = 1e-5  # relative rounding errors of distances in single precision
 
 
 class Blocks(NamedTuple):
@@ -34,24 +35,20 @@ class Blocks(NamedTuple):
 
     Args:
       first: first site of each block in the whole lattice, shape (blocks, 3).
-      side: sites of a block along each axis.
-      spacing: spacing of the sites [Mpc/h].
+      low, high: ends of a cuboid around the particles of each block, shape (blocks, 3) [Mpc/h].
+      corner: position of the first site of each block, shape (blocks, 3) [Mpc/h].
+      sites: positions of the sites of a block relative to its corner, shape (3, sites) [Mpc/h].
       wanted: whether light may pass a block in an image of the box, shape (blocks, images).
-      reach: largest displacement of the local particles [Mpc/h].
       lost: whether displacements are so large that the images may miss some particles.
     """
 
     first: Array
-    side: tuple[int, ...]
-    spacing: Array
+    low: Array
+    high: Array
+    corner: Array
+    sites: Array
     wanted: Array
-    reach: Array
     lost: Array
-
-    @property
-    def corner(self) -> Array:
-        """Positions of the first sites [Mpc/h]."""
-        return self.first.astype(self.spacing.dtype) * self.spacing[None]
 
 
 def images_of(edges: Sequence[float], observer: Sequence[float], config: Config, argument: str = "edges") -> np.ndarray:
@@ -75,9 +72,10 @@ def _distances_of_boxes(low: Any, high: Any, xp: Any) -> tuple[Any, Any]:
     return xp.sqrt((nearest**2).sum(-1)), xp.sqrt((xp.maximum(abs(low), abs(high)) ** 2).sum(-1))
 
 
-def components_first(path: Path) -> Path:
-    """Displacements with components along the first axis, stored once for all blocks."""
-    return barrier(Path(*(jnp.moveaxis(x, -1, 0) for x in path)))
+def in_blocks(path: Path) -> Path:
+    """Displacements in blocks of `split`, with components before sites, stored once."""
+    parts = parts_of(path.start.shape[:3])
+    return barrier(Path(*(split(jnp.moveaxis(x, -1, 0), parts) for x in path)))
 
 
 def blocks_of(path: Path, light: LightCone, images: Array, config: Config, edges: Any) -> Blocks:
@@ -85,46 +83,43 @@ def blocks_of(path: Path, light: LightCone, images: Array, config: Config, edges
 
     The first and the last of the edges are the distances: numbers, or arrays of shape (1, images).
     """
-    dtype = path.start.dtype
-    shape: Any = path.start.shape[1:]
-    parts = parts_of(shape)
-    side = tuple(n // p for n, p in zip(shape, parts, strict=True))
+    dtype, shape = path.start.dtype, config.decomposition.block(config.particle_shape)
     spacing = jnp.asarray([L / n for L, n in zip(config.box_size, config.particle_shape, strict=True)], dtype)
     groups = config.decomposition.axis_groups
     first = [jax.lax.axis_index(g) * n if p > 1 else 0 for (g, p), n in zip(groups, shape[:2], strict=True)]
-    sites = jnp.asarray(first_sites(shape, parts)) + jnp.stack([jnp.asarray(i) for i in (*first, 0)])[None]
-    farthest = functools.reduce(jnp.maximum, (jnp.abs(x) for x in jax.lax.stop_gradient(path)))
-    reach = jax.vmap(max_abs)(split(farthest, parts))
+    first = jnp.asarray(first_sites(shape, parts_of(shape))) + jnp.stack([jnp.asarray(i) for i in (*first, 0)])[None]
 
-    found = Blocks(sites, side, spacing, jnp.asarray(True), max_abs(reach), jnp.asarray(False))
-    low = found.corner[:, None] + images[None] - reach[:, None, None]
-    nearest, farthest = _distances_of_boxes(
-        low, low + ((jnp.asarray(side, dtype) * spacing)[None, None] + 2 * reach[:, None, None]), jnp
-    )
+    # A particle that is not finite makes its cuboid NaN: minima lose NaNs on CPUs.
+    path = jax.lax.stop_gradient(path)
+    reach = jax.vmap(max_abs)(functools.reduce(jnp.maximum, map(jnp.abs, path)))
+    corner, sites = first.astype(dtype) * spacing[None], jnp.asarray(block_sites(shape), dtype) * spacing[:, None]
+    start = corner + 0 * reach[:, None]
+    low = start + jnp.min(functools.reduce(jnp.minimum, path) + sites[None], axis=2)
+    high = start + jnp.max(functools.reduce(jnp.maximum, path) + sites[None], axis=2)
+    nearest, farthest = _distances_of_boxes(low[:, None] + images[None], high[:, None] + images[None], jnp)
     inner, outer = jnp.maximum(light.ends[1], edges[0]), jnp.minimum(light.ends[0], edges[-1])
+    slack = _SLACK * light.ends[0]
     # The comparison is true for NaN: particles that are not finite must show in the maps.
-    wanted = batch_any(~((nearest > outer) | (farthest < inner) | (inner > outer)))
-    return found._replace(wanted=wanted, lost=largest_on_devices(found.reach, config) > shells.MARGIN)
+    wanted = batch_any(~((nearest > outer + slack) | (farthest < inner - slack) | (inner > outer)))
+    lost = largest_on_devices(max_abs(reach), config) > shells.MARGIN
+    return Blocks(first, low, high, corner, sites, wanted, lost)
 
 
-def passed_sites(path: Path, corner: Array, light: LightCone, spacing: Array) -> tuple[Array, Array, Array]:
+def passed_sites(path: Path, corner: Array, light: LightCone, sites: Array) -> tuple[Array, Array, Array]:
     """Sites of a block with a corner relative to the observer, whether light passes their particles, and a guess when.
 
     The last are fractions of the step, see `crosses`.
     """
-    dtype = path.start.dtype
-    axes = [jnp.arange(n).astype(dtype) * spacing[i] + corner[i] for i, n in enumerate(path.start.shape[1:])]
-    sites = jax.lax.stop_gradient(jnp.stack(jnp.meshgrid(*axes, indexing="ij")))
-
+    sites = jax.lax.stop_gradient(sites + corner[:, None])
     # Both ends by the same instructions: the end of a step has the bits of the next one's start.
     ends = sites[:, None] + jax.lax.stop_gradient(jnp.stack([path.start, path.end], 1))
     ends = barrier(jnp.sqrt(product(ends, ends)))
     return sites, *crosses(ends[0], ends[1], light)
 
 
-def passing(path: Path, corner: Array, light: LightCone, spacing: Array) -> tuple[Array, Array, Array]:
+def passing(path: Path, corner: Array, light: LightCone, sites: Array) -> tuple[Array, Array, Array]:
     """Sites of a block and whether light passes their particles, see `passed_sites`, and when, see `crossing`."""
-    sites, passed, guess = passed_sites(path, corner, light, spacing)
+    sites, passed, guess = passed_sites(path, corner, light, sites)
     where = sites, path, passed.astype(sites.dtype)
     return sites, passed, crossing(distance_at, where, passed, guess, light)
 

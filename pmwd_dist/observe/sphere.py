@@ -21,7 +21,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.observe import shells
 from pmwd_dist.observe.crossing import LightCone, Path
 from pmwd_dist.observe.healpix import nearest_pixel, neighbours, pixel_count
-from pmwd_dist.observe.passage import blocks_of, components_first, distance_at, images_of, passing, product, summed
+from pmwd_dist.observe.passage import blocks_of, distance_at, images_of, in_blocks, passing, product, summed
 from pmwd_dist.parallel.inputs import whole_number
 
 Assignment = Literal["bilinear", "nearest"]
@@ -121,12 +121,12 @@ def _images(cone: SphericalLightCone) -> np.ndarray:
 
 def _maps(path: Path, light: LightCone, *, cone: SphericalLightCone) -> Array:
     """The local part of the maps."""
-    path, dtype = components_first(path), path.start.dtype
+    path, dtype = in_blocks(path), path.start.dtype
     images = jnp.asarray(_images(cone), dtype)
     ranges = images[None, :, 3], images[None, :, 4]
     blocks = blocks_of(path, light, images[:, :3], cone.config, ranges)
     count, share = len(cone.edges) - 1, pixel_count(cone.nside) // cone.config.decomposition.size
-    shared = light, blocks.spacing
+    shared = light, blocks.sites
     maps = summed(partial(_piece, cone=cone), path, blocks, images, shared, cone.config, (count, share))
     return jnp.where(blocks.lost, jnp.nan, maps)  # mass of boxes beyond the images would be lost
 
@@ -135,15 +135,15 @@ def _piece(
     path: Path, image: Array, shared: tuple[LightCone, Array], place: Any, *, cone: SphericalLightCone
 ) -> tuple[Array, Array]:
     """Indices in the maps and masses, for one pass, of the particles of a block that the light cone passes."""
-    light, spacing = shared
+    light, relative = shared
     dtype = path.start.dtype
-    sites, passed, s = stored(passing(path, image[:3], light, spacing))
+    sites, passed, s = stored(passing(path, image[:3], light, relative))
     where = sites, path, passed.astype(dtype)
     index, total_share = cone.shells.index_and_share(distance_at(where, s))
     seen = passed & (total_share > 0)
     index, total_share, direction = stored((index, total_share, jnp.where(seen[None], sites + path.at(s[None]), 1)))
     if cone.seed is not None:
-        symmetry = image[7:].reshape(3, 3, 1, 1, 1)
+        symmetry = image[7:].reshape(3, 3, 1)
         direction = product(jnp.moveaxis(symmetry, 1, 0), direction[:, None])
     if cone.assignment == "nearest":
         pixels, mass = [nearest_pixel(cone.nside, jnp.moveaxis(direction, 0, -1))], [jnp.ones_like(s)]

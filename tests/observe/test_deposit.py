@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from pmwd_dist.observe import deposit as module
-from pmwd_dist.observe.deposit import deposit, first_sites, parts_of
+from pmwd_dist.observe.deposit import deposit, first_sites, parts_of, split
 
-SHAPE, SIZE = (2, 4, 6), 5
+SHAPE, SIZE = (2, 2, 10), 5
 IMAGES = np.array([[0.0], [1.0], [3.0]])
-WANTED = np.random.default_rng(0).random((24, 3)) < 0.6
+WANTED = np.random.default_rng(0).random((20, 3)) < 0.6
 
 
 def piece(block: Any, image: Any, shared: Any) -> Any:
@@ -43,7 +43,8 @@ def test_groups_of_blocks_have_the_sum_and_its_derivatives(at_once: int, monkeyp
     given: Any = jnp.asarray(first_sites(SHAPE, parts_of(SHAPE))[:, :1]), jnp.asarray(IMAGES)
 
     def ours(vectors: Any, numbers: Any, shared: Any) -> Any:
-        total = deposit(piece, (vectors, numbers), given[0], given[1], jnp.asarray(shared), jnp.asarray(WANTED), SIZE)
+        lattice = split(vectors, parts_of(SHAPE)), split(numbers, parts_of(SHAPE))
+        total = deposit(piece, lattice, given[0], given[1], jnp.asarray(shared), jnp.asarray(WANTED), SIZE)
         return jnp.sum(total * jnp.arange(1.0, 6.0)), total
 
     def derivatives(function: Any) -> Any:
