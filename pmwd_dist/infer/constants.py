@@ -11,7 +11,9 @@ BANDS = 12  # bands of the wavenumber, of equal width in its logarithm: widths c
 CLASSES = 5  # classes of the component along the line of sight: 0, 1, 2, 4, 8 or more fundamental modes
 LARGEST_CURVATURE = 4.0  # after scaling; MCLMC at its target step is stable up to about ten
 CURVATURE_DIFFERENCE = 0.5  # half the difference of a parameter, in linear theory's scales: about one posterior width
+SLOPE = 0.3  # expected slope of the logarithm of a mean with a whitened parameter: exp(SLOPE u) stays about 1
 RIDGE = 0.01  # share of its variance added to each regressor, so that those without data get no coefficient
+PARTS_OF_CHAIN = 8  # parts of the gradients of a chain, longer than their autocorrelation
 
 # Blocks and steps (`tuning.schedule`).
 SHORTEST = 40  # steps of the shortest tuning: eight blocks of five

@@ -36,7 +36,15 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import filter_jit
 from pmwd_dist.config import Config
 from pmwd_dist.infer.bands import bands, mode_counts
-from pmwd_dist.infer.constants import BANDS, CLASSES, CURVATURE_DIFFERENCE, LARGEST_CURVATURE, RIDGE
+from pmwd_dist.infer.constants import (
+    BANDS,
+    CLASSES,
+    CURVATURE_DIFFERENCE,
+    LARGEST_CURVATURE,
+    PARTS_OF_CHAIN,
+    RIDGE,
+    SLOPE,
+)
 from pmwd_dist.infer.forward import of_shape
 from pmwd_dist.infer.priors import unwhiten
 from pmwd_dist.parallel.distributed import to_devices
@@ -323,7 +331,7 @@ def adapt(old: Adaptation, observed: Observations, mean: Any, modes: Any, change
         sums = _about_mean(observed.sums.reshape(*slopes.shape[:2], -1, BANDS).sum(axis=2))
         for i, stretch_i in enumerate(-0.5 * changes):
             regressors = np.concatenate([sums, _about_mean(observed.spreads @ stretch_i)[..., None]], axis=-1)
-            coefficients = -_regression(regressors.reshape(-1, BANDS + 1), slopes[..., i].ravel())
+            coefficients = -_regression(regressors, slopes[..., i])
             slopes[..., i] += regressors @ coefficients
             shift[i] += np.tile(coefficients[:-1], len(scale) // BANDS)
             stretch[i] += coefficients[-1] * stretch_i
@@ -395,7 +403,15 @@ def _widths(curvature: np.ndarray) -> np.ndarray:
 
 
 def _regression(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Coefficients of y on x, about 1 in size, shrunk to zero where there are few data."""
+    """Coefficients of y, (chains, steps), on x, (chains, steps, n), about `SLOPE` in size, and 0 where data are few.
+
+    Successive steps tell nearly the same: the variance of means over parts of a chain shows how many count as one.
+    """
+    length = max(y.shape[1] // PARTS_OF_CHAIN, 1)
+    parts = y[:, : y.shape[1] // length * length].reshape(-1, length).mean(axis=1)
+    alike = max(length * np.mean(parts**2) / max(np.mean(y**2), 1e-300), 1.0)
+    x, y = x.reshape(-1, x.shape[-1]), y.ravel()
     every = x.T @ x
-    every += (RIDGE + x.shape[1] / len(x)) * np.diag(np.diag(every)) + np.mean(y**2) * np.eye(len(every))
+    every += (RIDGE + alike * x.shape[1] / len(x)) * np.diag(np.diag(every))
+    every += alike * np.mean(y**2) / SLOPE**2 * np.eye(len(every))
     return np.linalg.solve(every, x.T @ y)

@@ -236,6 +236,17 @@ def test_adaptation_recovers_the_dependence_of_modes_on_parameters() -> None:
     np.testing.assert_allclose(without.scale, new.scale)  # of a model without parameters
 
 
+def test_means_follow_no_parameter_by_chance() -> None:
+    """A chain of 120 gradients that last for 15 steps has 8: a regression on 13 numbers would explain most of them."""
+    rng = np.random.default_rng(0)
+    size, sizes = (4, 120), np.geomspace(0.03, 3, BANDS)
+    sums, spreads, own = (np.repeat(rng.standard_normal((4, 8, n)), 15, axis=1) for n in (BANDS, BANDS, 2))
+    nothing = np.zeros((*size, 2))
+    observed = Observations(own, sizes * sums, spreads, np.ones((*size, BANDS)), nothing, nothing)
+    new = adapt(Adaptation.none(2), observed, np.zeros((4, 0)), np.ones(BANDS), np.ones((2, BANDS)))
+    assert 0.01 < np.abs(new.shift).max() < 0.3
+
+
 @pytest.mark.slow
 def test_chains_start_over_with_a_correction_of_their_bias(tmp_path: Path) -> None:
     """The curvature of all modes grows with b1 beyond linear theory. The marginal posterior of b1 is known."""
