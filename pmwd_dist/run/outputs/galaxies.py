@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
@@ -79,7 +79,7 @@ class Galaxies(TableOutput):
         gt=0,
         le=1e6,
     )
-    selection: Annotated[tuple[_Selected, ...], Listed, Field(min_length=1), AfterValidator(ascending)] | None = about(
+    selection: Annotated[tuple[_Selected, ...], Listed, AfterValidator(ascending)] | None = about(
         "shares that a survey sees, [distance, share] with the distance from the lower side of the box along the line "
         "of sight [Mpc/h]; linear in between, constant beyond; default: all",
         None,

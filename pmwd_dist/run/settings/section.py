@@ -43,8 +43,8 @@ def absolute(value: str, info: ValidationInfo) -> str:
 
 
 def ascending(pairs: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
-    """Pairs whose first numbers ascend."""
-    if any(low >= high for (low, _), (high, _) in pairwise(pairs)):
+    """One pair or more, whose first numbers ascend."""
+    if not pairs or any(low >= high for (low, _), (high, _) in pairwise(pairs)):
         raise ValueError("must be pairs whose first numbers ascend")
     return pairs
 
