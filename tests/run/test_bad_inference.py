@@ -52,7 +52,7 @@ WRONG = {
     "priors.template: is of data.templates": ['priors.template={ kind = "normal", mean = 0.0, sd = 1.0 }'],
     'model.window = "nearest": is of particles as galaxies; use bias = "lagrangian"': ["model.window=nearest"],
     'has low = 3.0, which must be less than high=2.0; for example { kind = "uniform"': [uniform("b1", 3.0, 2.0)],
-    'of kind "normal" needs mean and sd, and may have high and low': ['priors.b1={ kind = "normal", mean = 3.0 }'],
+    'of kind "normal" needs mean and sd, and may have low and high': ['priors.b1={ kind = "normal", mean = 3.0 }'],
     r"priors.sigma9 = { kind = .normal. }: unknown key; did you mean priors.sigma": ["priors.sigma9.kind=normal"],
     "priors.b1 = 1.5: must be a table with a kind; for example { kind =": ["priors.b1=1.5"],
     "priors.b1: the prior { kind = .* } excludes the truth, 1.8; change one of them": [uniform("b1", 2.0, 3.0)],

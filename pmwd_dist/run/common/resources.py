@@ -35,7 +35,7 @@ class Room:
     def problem(self, need: int, text: str, remedies: Sequence[str], fewer: str) -> tuple[str | None, str | None]:
         """Message that a job can't have the memory it needs, and warning that it may not; either may be None.
 
-        The text is the job and what it needs memory for, `fewer` the last remedy, after a smaller mesh.
+        The text is the job and its need of memory, `fewer` the last remedy, after a smaller mesh.
         """
         text = f"{text} and {self.where} has "
         if need <= self.total:
