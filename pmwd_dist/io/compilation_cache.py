@@ -16,6 +16,7 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
+from pmwd_dist._checks import check_callable
 from pmwd_dist._files import cache_folder, message
 from pmwd_dist._jax.program import settle_cache
 
@@ -39,6 +40,7 @@ def enable_compilation_cache(warn: Callable[[str], None] | None = None) -> None:
         of JAX_COMPILATION_CACHE_DIR; default: a RuntimeWarning.
     """
     warn = partial(warnings.warn, category=RuntimeWarning, stacklevel=2) if warn is None else warn
+    check_callable(warn, "warn", "print; JAX_COMPILATION_CACHE_DIR names the folder")
     config: Any = jax.config
     if not settle_cache():
         return

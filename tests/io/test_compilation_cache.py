@@ -48,6 +48,8 @@ def fail(text: str) -> None:
 
 
 def test_on_by_default(config: Config, tmp_path: Path):
+    with pytest.raises(ValueError, match="warn must be a function; for example print; JAX_COMPILATION_CACHE_DIR names"):
+        compilation_cache.enable_compilation_cache(str(tmp_path))  # type: ignore[arg-type]
     compilation_cache.enable_compilation_cache(fail)
     folder = Path(config.jax_compilation_cache_dir)
     assert folder.is_relative_to(tmp_path / "pmwd_dist")
