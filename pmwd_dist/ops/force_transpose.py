@@ -54,14 +54,12 @@ def _outer(geometry: Geometry) -> tuple[int, ...]:
     return tuple(n if wraps else n + 2 * WIDTH for n, wraps in zip(geometry.mesh, geometry.periodic, strict=True))
 
 
-def _aval(disp: Any, weight: Any, *, geometry: Geometry, cell_size: Vector3) -> Any:
-    del weight, cell_size
+def _aval(disp: Any, *_: Any, geometry: Geometry, **__: Any) -> Any:
     return result_aval(disp, (disp.shape[0], *_outer(geometry)), disp.dtype)
 
 
-def _cuda_scratch(disp: Any, weight: Any, *, geometry: Geometry, cell_size: Vector3) -> ShapedArray:
+def _cuda_scratch(*_: Any, geometry: Geometry, **__: Any) -> ShapedArray:
     """A head of 4 KiB and a sum of 64 bits for each cell of the potential."""
-    del disp, weight, cell_size
     return ShapedArray((1024 + 2 * math.prod(_outer(geometry)),), np.dtype(np.int32))
 
 
@@ -69,9 +67,8 @@ def _attributes(*, geometry: Geometry, cell_size: Vector3) -> dict[str, Any]:
     return attributes(geometry, (VALUE,)) | difference_weights(cell_size)
 
 
-def _cpu_scratch(disp: Any, weight: Any, *, geometry: Geometry, cell_size: Vector3) -> ShapedArray:
+def _cpu_scratch(disp: Any, *_: Any, geometry: Geometry, **__: Any) -> ShapedArray:
     """The three painted fields."""
-    del weight, cell_size
     return ShapedArray((3 * math.prod(geometry.mesh),), disp.dtype)
 
 

@@ -34,13 +34,11 @@ def _axes(rank: int) -> tuple[int, ...]:
     return tuple(range(4 - rank, 4))
 
 
-def _rfft_aval(x: Any, *, rank: int) -> Any:
-    del rank
+def _rfft_aval(x: Any, **_: Any) -> Any:
     return result_aval(x, (*x.shape[:3], x.shape[3] // 2 + 1), np.result_type(x.dtype, np.complex64))
 
 
-def _irfft_aval(x: Any, *, nz: int, rank: int) -> Any:
-    del rank
+def _irfft_aval(x: Any, *, nz: int, **_: Any) -> Any:
     return result_aval(x, (*x.shape[:3], nz), np.zeros((), x.dtype).real.dtype)
 
 
@@ -49,16 +47,11 @@ def _attributes(block: Any, rank: int) -> dict[str, Any] | None:
     return {"rank": np.array([rank])} if native.native_available() and 0 not in block else None
 
 
-def _rfft_attributes(x: Any, mesh: Any, *, rank: int) -> dict[str, Any] | None:
-    del mesh
-    return _attributes(x.shape, rank)
-
-
 _rfft_p = define_op(
     "rfft",
     _rfft_aval,
     lambda x, *, rank: jnp.fft.rfftn(x, axes=_axes(rank)),
-    cpu=Target("jaxdecomp_ops_rfft", _rfft_attributes),
+    cpu=Target("jaxdecomp_ops_rfft", lambda x, _, rank: _attributes(x.shape, rank)),
 )
 
 
@@ -78,18 +71,12 @@ def _irfft_reference(x: Array, *, nz: int, rank: int) -> Array:
     return jnp.concatenate([_irfft_reference(piece, nz=nz, rank=rank) for piece in pieces], axis=axis)
 
 
-def _irfft_attributes(x: Any, mesh: Any, *, nz: int, rank: int) -> dict[str, Any] | None:
-    del mesh
+def _irfft_attributes(x: Any, _: Any, *, nz: int, rank: int) -> dict[str, Any] | None:
     return _attributes((*x.shape[:3], nz), rank) if x.shape[3] == nz // 2 + 1 else None
 
 
-def _overwritten(x: Any, **params: Any) -> Any:
-    del params
-    return x
-
-
 # The op overwrites the spectrum, and XLA copies a spectrum that is needed afterwards.
-_irfft_on_cpu = Target("jaxdecomp_ops_irfft", _irfft_attributes, scratch=_overwritten, lends=lambda *_, **__: True)
+_irfft_on_cpu = Target("jaxdecomp_ops_irfft", _irfft_attributes, scratch=lambda x, **_: x, lends=lambda *_, **__: True)
 _irfft_p = define_op("irfft", _irfft_aval, _irfft_reference, cpu=_irfft_on_cpu)
 
 
@@ -108,8 +95,7 @@ def _rfft_transpose(ct: Array, x: Any, *, rank: int) -> Array:
     return _irfft_p.bind(scaled(jnp.conj(ct), weight), nz=nz, rank=rank)
 
 
-def _irfft_transpose(ct: Array, x: Any, *, nz: int, rank: int) -> Array:
-    del x
+def _irfft_transpose(ct: Array, _: Any, *, nz: int, rank: int) -> Array:
     weight = multiplicity(nz, ct.dtype)[None, None, None] / math.prod(ct.shape[4 - rank :])
     return scaled(jnp.conj(_rfft_p.bind(ct, rank=rank)), weight)
 

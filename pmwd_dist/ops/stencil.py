@@ -67,19 +67,16 @@ def divergence(
     return drop_batch_axis(_divergence_p.bind(add_batch_axis(fields), cell_size=cell_size, periodic=periodic))
 
 
-def _gradient_aval(x: Any, *, cell_size: Any, periodic: Any) -> Any:
-    del cell_size
+def _gradient_aval(x: Any, *, periodic: Any, **_: Any) -> Any:
     inner = tuple(n if wraps else n - 2 * WIDTH for n, wraps in zip(x.shape[1:], periodic, strict=True))
     return result_aval(x, (x.shape[0], *inner, 3), x.dtype)
 
 
-def _gradient_at_aval(fields: Any, place: Any, *, cell_size: Any, periodic: Any) -> Any:
-    del place, cell_size, periodic
+def _gradient_at_aval(fields: Any, *_: Any, **__: Any) -> Any:
     return result_aval(fields, (fields.shape[0], *fields.shape[2:], 3), np.dtype(f"float{8 * fields.dtype.itemsize}"))
 
 
-def _divergence_aval(x: Any, *, cell_size: Any, periodic: Any) -> Any:
-    del cell_size
+def _divergence_aval(x: Any, *, periodic: Any, **_: Any) -> Any:
     outer = tuple(n if wraps else n + 2 * WIDTH for n, wraps in zip(x.shape[1:-1], periodic, strict=True))
     return result_aval(x, (x.shape[0], *outer), x.dtype)
 

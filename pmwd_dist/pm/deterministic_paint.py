@@ -62,8 +62,7 @@ def paint_and_reduce(
     return drop_batch_axis(_paint_p.bind(*operands, paint=paint, masks=(cic.VALUE,), replicated=replicated))
 
 
-def _aval(disp: Any, weight: Any, *, paint: Paint, **_: Any) -> Any:
-    del weight
+def _aval(disp: Any, *_: Any, paint: Paint, **__: Any) -> Any:
     parts = (*paint.decomposition.pdims, 1)
     block = [n - 2 * paint.pad if p > 1 else n for n, p in zip(paint.geometry.mesh, parts, strict=True)]
     return result_aval(disp, (disp.shape[0], *block), disp.dtype)

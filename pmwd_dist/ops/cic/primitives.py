@@ -74,8 +74,7 @@ def _read_aval(disp: Any, fields: Any, *, masks: tuple[Mask, ...], **_: Any) -> 
     return result_aval(disp, (*disp.shape[:4], len(masks), fields.shape[-1]), disp.dtype)
 
 
-def _read_sum_aval(disp: Any, fields: Any, weight: Any, *, masks: tuple[Mask, ...], over_masks: bool, **_: Any) -> Any:
-    del weight
+def _read_sum_aval(disp: Any, fields: Any, _: Any, *, masks: tuple[Mask, ...], over_masks: bool, **__: Any) -> Any:
     rest = (1, fields.shape[-1]) if over_masks else (len(masks), 1)
     return result_aval(disp, (*disp.shape[:4], *rest), disp.dtype)
 
@@ -91,9 +90,8 @@ def _read_sum_attributes(*, geometry: Geometry, masks: tuple[Mask, ...], over_ma
     return attributes(geometry, masks) | {"over_masks": np.array([over_masks], np.int64)}
 
 
-def _cuda_scratch(disp: Any, weight: Any, *, geometry: Geometry, **_: Any) -> ShapedArray:
+def _cuda_scratch(disp: Any, *_: Any, geometry: Geometry, **__: Any) -> ShapedArray:
     """A head of 4 KiB and an integer sum for each cell: 64 bits for float32, 128 for float64."""
-    del weight
     return ShapedArray((1024 + math.prod(geometry.mesh) * disp.dtype.itemsize // 2,), np.dtype(np.int32))
 
 
@@ -162,9 +160,8 @@ def _paint_transpose(ct: Array, disp: Array, weight: Any, **params: Any) -> Arra
 
 
 def _read_sum_transpose_weight(
-    ct: Array, disp: Array, fields: Array, weight: Any, *, over_masks: bool, **params: Any
+    ct: Array, disp: Array, fields: Array, _: Any, *, over_masks: bool, **params: Any
 ) -> Array:
-    del weight
     return _read_sum_p.bind(*unify_varying(disp, fields, ct), over_masks=not over_masks, **params)
 
 

@@ -134,8 +134,7 @@ def _power_of_two(n: Array) -> Array:
 # --- the primitive -----------------------------------------------------------------------------------------
 
 
-def _aval(disp: Any, weight: Any, bound: Any, *, geometry: Geometry, **_: Any) -> Any:
-    del weight, bound
+def _aval(disp: Any, *_: Any, geometry: Geometry, **__: Any) -> Any:
     half = np.dtype(f"int{8 * disp.dtype.itemsize}")
     return result_aval(disp, (disp.shape[0], *geometry.mesh, 2), half)
 

@@ -87,9 +87,8 @@ _halo = Target(
 _halo_p = define_op("cudecomp_halo", lambda x, **_: result_aval(x, x.shape, x.dtype), None, cuda=_halo)
 
 
-def _halo_transpose(ct: Array, x: Any, *, halo: int, division: Division, **_: Any) -> Array:
+def _halo_transpose(ct: Array, _: Any, *, halo: int, division: Division, **__: Any) -> Array:
     """Cotangents of the halos, which are overwritten, are zero; cells that were sent sum those of all copies."""
-    del x
     widths = _halo_widths(halo, division)
     return jax.vmap(lambda block: jnp.pad(XLA().halo_reduce(block, halo, division), widths))(ct)
 

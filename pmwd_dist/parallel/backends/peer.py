@@ -254,14 +254,12 @@ define_linear(_transform_p, _transform_transpose)
 # --- halos, and the exchange of edges ------------------------------------------------------------------------
 
 
-def _exchange_attributes(x: Any, mesh: Mesh | None, *, names: Names, shards: int, halo: int) -> dict[str, Any] | None:
-    del x
+def _exchange_attributes(_: Any, mesh: Mesh | None, *, names: Names, shards: int, halo: int) -> dict[str, Any] | None:
     rows = group_attributes(mesh, names, shards)
     return None if rows is None else rows | {"halo": np.array([halo])}
 
 
-def _pad_aval(x: Any, *, names: Names, shards: int, halo: int) -> Any:
-    del names, shards
+def _pad_aval(x: Any, *, halo: int, **_: Any) -> Any:
     return result_aval(x, (x.shape[0], x.shape[1] + 2 * halo, *x.shape[2:]), x.dtype)
 
 

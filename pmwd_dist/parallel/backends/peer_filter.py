@@ -60,8 +60,7 @@ def filtered(
     return drop_batch_axis(_filtered_p.bind(*map(add_batch_axis, operands), division=division))
 
 
-def _aval(mesh: Any, octant: Any, roots: Any, *, division: Division) -> Any:
-    del octant, roots, division
+def _aval(mesh: Any, *_: Any, **__: Any) -> Any:
     return result_aval(mesh, mesh.shape, mesh.dtype)
 
 
@@ -87,9 +86,8 @@ def _attributes(mesh: Any, devices: Any, *, division: Division) -> dict[str, Any
     return {"parts": np.array([1])} if division.size == 1 else group_attributes(devices, division.names, division.size)
 
 
-def _scratch(mesh: Any, octant: Any, roots: Any, *, division: Division) -> ShapedArray:
+def _scratch(mesh: Any, _: Any, roots: Any, *, division: Division) -> ShapedArray:
     """The spectrum of one mesh, and planes from other GPUs; between processes both are in mailboxes."""
-    del octant
     _, planes, ny, nz = mesh.shape
     spectra = 1 if division.size == 1 else 2 * division.shared_process
     return ShapedArray((spectra * planes * ny * (nz // 2 + 1),), roots.dtype)
