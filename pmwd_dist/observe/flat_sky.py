@@ -179,13 +179,8 @@ def _geometry(cone: FlatSkyLightCone, halo: int) -> tuple[cic.Geometry, int]:
         mesh[i] = n // parts[i] + 2 * pads[i]
         spacing[i] = (n // divisor, sites // divisor)
         scale[i] = n / length
-    return cic.Geometry(
-        mesh=(mesh[0], mesh[1], mesh[2]),
-        spacing=(spacing[0], spacing[1], spacing[2]),
-        origin=(pads[0], pads[1], pads[2]),
-        periodic=(pads[0] == 0, pads[1] == 0, pads[2] == 0),
-        scale=(scale[0], scale[1], scale[2]),
-    ), pad
+    periodic = tuple(width == 0 for width in pads)
+    return cic.Geometry(tuple(mesh), tuple(spacing), tuple(pads), periodic, tuple(scale)), pad
 
 
 def _paint_image(near: Array, *arrays: Array, cone: FlatSkyLightCone, geometry: cic.Geometry) -> Array:

@@ -31,7 +31,7 @@ _NEAR, _FAR = 2 / 3, -1 / 12  # weights of the differences over one and two cell
 
 
 def gradient(
-    field: Float[Array, "ux uy uz"], cell_size: tuple[float, float, float], periodic: tuple[bool, bool, bool]
+    field: Float[Array, "ux uy uz"], cell_size: tuple[float, float, float], periodic: tuple[bool, ...]
 ) -> Float[Array, "mx my mz 3"]:
     """Gradient of a field, (8 (f(x + h) - f(x - h)) - (f(x + 2 h) - f(x - 2 h))) / 12 h along each axis.
 
@@ -61,7 +61,7 @@ def gradient_at(
 
 
 def divergence(
-    fields: Float[Array, "mx my mz 3"], cell_size: tuple[float, float, float], periodic: tuple[bool, bool, bool]
+    fields: Float[Array, "mx my mz 3"], cell_size: tuple[float, float, float], periodic: tuple[bool, ...]
 ) -> Float[Array, "ux uy uz"]:
     """Transpose of `gradient`: minus the divergence, with WIDTH cells more on each side of an axis not periodic."""
     return drop_batch_axis(_divergence_p.bind(add_batch_axis(fields), cell_size=cell_size, periodic=periodic))

@@ -175,13 +175,8 @@ def block_geometry(config: Config, halo: int) -> cic.Geometry:
     parts = (*config.decomposition.pdims, 1)
     pads = tuple(halo + 1 if p > 1 else 0 for p in parts)
     mesh = tuple(n // p + 2 * pad for n, p, pad in zip(config.mesh_shape, parts, pads, strict=True))
-    return cic.Geometry(
-        mesh=(mesh[0], mesh[1], mesh[2]),
-        spacing=config.spacing,
-        origin=(pads[0], pads[1], pads[2]),
-        periodic=(parts[0] == 1, parts[1] == 1, True),
-        scale=(1 / config.cell_size[0], 1 / config.cell_size[1], 1 / config.cell_size[2]),
-    )
+    periodic, scale = tuple(p == 1 for p in parts), tuple(1 / side for side in config.cell_size)
+    return cic.Geometry(mesh, config.spacing, pads, periodic, scale)
 
 
 def paint_block(disp: Array, weight: Array, max_displacement: Array, config: Config) -> Array:

@@ -23,11 +23,11 @@ class Geometry:
       scale: cells per unit of displacement along each axis.
     """
 
-    mesh: tuple[int, int, int]
-    spacing: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
-    origin: tuple[int, int, int]
-    periodic: tuple[bool, bool, bool]
-    scale: tuple[float, float, float]
+    mesh: tuple[int, ...]
+    spacing: tuple[tuple[int, int], ...]
+    origin: tuple[int, ...]
+    periodic: tuple[bool, ...]
+    scale: tuple[float, ...]
 
 
 def differentiated(mask: Mask, axis: int) -> Mask | None:
