@@ -177,9 +177,8 @@ def resume(folder: Folder, overrides: Set = [], time_limit: TimeLimit = None) ->
         limit = _seconds(time_limit)
         for text in overrides:
             if not may_change(text.partition("=")[0].strip()):
-                raise ValueError(
-                    f"--set {text}: would change the results of the run; start a new one in another folder"
-                )
+                why = "would change the results of the run; start a new one in another folder"
+                raise ValueError(f"--set {text}: {why}")
         rows = Ensemble.of_folder(folder, overrides) if is_ensemble(folder) else None
     if rows is not None:
         _run_ensemble(rows, limit)

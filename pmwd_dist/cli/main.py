@@ -117,10 +117,8 @@ def _explain(error: BaseException) -> tuple[int, list[str]]:
         case SimulationError() | SharedError() | OSError():
             return 1, [f"the run failed: {message(error)}"]
         case ConnectionLostError():
-            remedy = (
-                "look for its last message, or whether it ran out of memory; then go on with `pmwd-dist resume DIR`"
-            )
-            return 1, [f"the run failed: {error}; {remedy}"]
+            remedy = "look for its last message, or whether it ran out of memory"
+            return 1, [f"the run failed: {error}; {remedy}; then go on with `pmwd-dist resume DIR`"]
         case _:
             pass
     if isinstance(error, _UsageError):

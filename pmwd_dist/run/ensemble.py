@@ -145,10 +145,7 @@ def run_ensemble(
 
     Each row is a run of its own, of the same bits. A row that another program has left, by an interruption or because
     it was killed, goes on from its last checkpoint. With `retry`, so do those that have failed before the program
-    began.
-
-    Returns:
-      Lines about the end.
+    began. Returns lines about the end.
 
     Raises:
       StartError: the ensemble was begun by another version, or in another precision.

@@ -92,9 +92,8 @@ def number(group: Group, name: str, low: float, high: float) -> float:
     """The value of an attribute that is one number from low to high."""
     found = values(group, name)
     if len(found) != 1 or not low <= found[0] <= high:
-        raise Malformed(
-            f"has {path_of(group)}:{name} = {_show(found)}, which must be a number from {low:g} to {high:g}"
-        )
+        wanted = f"a number from {low:g} to {high:g}"
+        raise Malformed(f"has {path_of(group)}:{name} = {_show(found)}, which must be {wanted}")
     return float(found[0])
 
 

@@ -123,10 +123,8 @@ def matter_notes(matter: Matter, types: Sequence[int] | None, path: Path, option
     """Warnings about an assumed unit of length, and about a density of all types that is not Omega_m."""
     header, notes = matter.header, [note for note in [units_note(matter.header, path, option)] if note]
     if types is None and abs(matter.omega - header.Omega_m) > _COMPLETE * header.Omega_m:
-        notes.append(
-            f"{path}: its particles have a density of {matter.omega:.3g}, and Omega_m is {header.Omega_m:.3g}: "
-            "types are missing, or the unit of length or mass is another one"
-        )
+        both = f"its particles have a density of {matter.omega:.3g}, and Omega_m is {header.Omega_m:.3g}"
+        notes.append(f"{path}: {both}: types are missing, or the unit of length or mass is another one")
     return notes
 
 

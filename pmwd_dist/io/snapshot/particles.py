@@ -78,10 +78,8 @@ def check_arrays(files: Sequence[Path], header: SnapshotHeader, kind: int, wante
                 found = ", ".join(f"{name} {count}" for name, count in counts.items())
                 raise Malformed(f"has different numbers of particles: {found}")
             total += expected
-    if total != (expected := header.counts[kind]):
-        raise ValueError(
-            f"{files[0]}: the snapshot holds {total} particles of type {kind}, and by its header {expected}"
-        )
+    if total != (count := header.counts[kind]):
+        raise ValueError(f"{files[0]}: the snapshot holds {total} particles of type {kind}, and by its header {count}")
 
 
 def chunks(

@@ -95,10 +95,9 @@ def compare_processes(job: Plan, **options: Any) -> list[str]:
     for i, (other, like) in enumerate(pairs, 1):
         for key in sorted(first | other):
             if (ours := first.get(key)) != (theirs := other.get(key)):
-                raise ValueError(
-                    f"{key} is {toml_value(theirs)} in process {i}, and {toml_value(ours)} in process 0; "
-                    "start all processes with the same files, options and environment"
-                )
+                both = f"{toml_value(theirs)} in process {i}, and {toml_value(ours)} in process 0"
+                remedy = "start all processes with the same files, options and environment"
+                raise ValueError(f"{key} is {both}; {remedy}")
         for key in (key for key in alike if like[key] != alike[key]):
             theirs, ours = toml_value(like[key]), toml_value(alike[key])
             warnings.setdefault(key, f"warning: {key} is {theirs} in process {i}, and {ours} in process 0")

@@ -103,10 +103,9 @@ def draw_mock(plan: InferencePlan, warn: Callable[[str], None] = warnings.warn) 
     if isinstance(likelihood := plan.model.likelihood, infer.Poisson):
         cells, galaxies = map(float, negative_shares(field[shown(to_host(likelihood.mask), field.shape)]))
         if galaxies > MAX_CUT:
-            problem = (
-                f"1 + delta_g is negative in {100 * cells:.2g} % of the cells, where at most 2 % of nbar is expected"
-            )
-            warn(f"mock: {problem}: P(k) of the counts is too low; use a larger model.smoothing, or a smaller b1")
+            share = f"in {100 * cells:.2g} % of the cells, where at most 2 % of nbar is expected"
+            remedy = "P(k) of the counts is too low; use a larger model.smoothing, or a smaller b1"
+            warn(f"mock: 1 + delta_g is negative {share}: {remedy}")
     numbers = {f"parameters/{name}": x for name, x in plan.model.parameters(truth).items()}
     return {"data": data, **to_host({"noise": truth["noise"]} | numbers)}
 

@@ -151,10 +151,8 @@ class InferencePlan(Plan):
         if sampler.chains == 1:
             warnings.append("sampler.chains = 1: R-hat of one chain finds less; use 2 or more")
         if sampler.chains * sampler.steps // sampler.thin < (ess := self.settings.checks.ess):
-            warnings.append(
-                f"sampler.steps = {sampler.steps}: fewer draws than checks.ess = {ess:g}; the result can't pass; "
-                "use more steps"
-            )
+            fewer = f"fewer draws than checks.ess = {ess:g}; the result can't pass; use more steps"
+            warnings.append(f"sampler.steps = {sampler.steps}: {fewer}")
         return [f"warning: {text}" for text in warnings if text]
 
     def lines(self) -> list[str]:

@@ -186,16 +186,13 @@ def find_mixing_reasons(plan: InferencePlan, chain: infer.Chain) -> list[str]:
         each = ", ".join(f"{name} {value:.4f}" for name, value in apart.items())
         problems.append(f"R-hat is more than {checks.r_hat:g} ({each})")
     if few:
-        each = ", ".join(
-            f"{name} {_size(row):.0f}{' (tail)' if row['ess_tail'] < row['ess_bulk'] else ''}"
-            for name, row in few.items()
-        )
+        tails = {name: " (tail)" * (row["ess_tail"] < row["ess_bulk"]) for name, row in few.items()}
+        each = ", ".join(f"{name} {_size(row):.0f}{tails[name]}" for name, row in few.items())
         problems.append(f"effective samples are fewer than {checks.ess:g} ({each})")
     if (worst := worst_scale(chain.scales(), checks.r_hat, checks.ess, plan.compared)) is not None:
         name, row = worst
-        problems.append(
-            f"R-hat of the modes' {name} h/Mpc is {row['rhat']:.3f} with {row['ess_bulk']:.0f} effective samples"
-        )
+        size = f"{row['ess_bulk']:.0f} effective samples"
+        problems.append(f"R-hat of the modes' {name} h/Mpc is {row['rhat']:.3f} with {size}")
     if not problems:
         return []
     if max(apart.values(), default=1.0) >= UNMIXED:

@@ -154,13 +154,11 @@ class Galaxies(TableOutput):
         config = simulation.config
         said = ["observe.galaxies: cosmology.f_nl has no part in the bias: bphi is 0"] if simulation.f_nl else []
         fine = max(n / m for m, n in zip(config.mesh_shape, config.particle_shape, strict=True)) < 0.75
-        if fine or self.b1 == 0 or (self.smoothing or 0) >= 0.99 * max(config.cell_size):
-            return said
-        return [
-            *said,
-            "observe.galaxies: with one cell a particle the bias of large scales comes out some percent above 1 + b1; "
-            "use box.mesh = 3/2 of box.particles; observe.galaxies.smoothing of a cell leaves a third of it",
-        ]
+        if not (fine or self.b1 == 0 or (self.smoothing or 0) >= 0.99 * max(config.cell_size)):
+            above = "with one cell a particle the bias of large scales comes out some percent above 1 + b1"
+            remedy = "use box.mesh = 3/2 of box.particles; observe.galaxies.smoothing of a cell leaves a third of it"
+            said.append(f"observe.galaxies: {above}; {remedy}")
+        return said
 
     def description(self, simulation: SimulationSetup) -> str:
         if self.n_z is None:

@@ -253,9 +253,7 @@ class LightCone(Output):
             about |= {"sky": "sphere", "observer": cone.observer, "nside": cone.nside, "ordering": "RING"}
         fields = self._lens(shells, simulation, view)
         if not np.isfinite(np.asarray(fields["convergence"])).all():
-            raise SimulationError(
-                "the light cone is not finite: a displacement exceeds 100 Mpc/h; use a smaller sigma8"
-            )
+            raise SimulationError("the light cone is not finite: displacements exceed 100 Mpc/h; use a smaller sigma8")
         pieces = {"mass": (shells, {"unit": "mass of a particle", "axes": "shell, pixels"})}
         for name, values in fields.items():
             pieces[name] = values, {"axes": "source, " + ("component, " * (name == "shear")) + "pixels"}

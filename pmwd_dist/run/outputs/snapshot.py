@@ -36,10 +36,8 @@ class Snapshot(Output):
 
     def problems(self, box: Box) -> Iterator[str]:
         if self.format == "gadget" and len(set(box.size)) > 1:
-            yield (
-                f'output.snapshot = "gadget": the format holds cubic boxes only, and box.size = '
-                f'{toml_value(box.size)}; use "swift" or "none"'
-            )
+            why = f"the format holds cubic boxes only, and box.size = {toml_value(box.size)}"
+            yield f'output.snapshot = "gadget": {why}; use "swift" or "none"'
 
     def missing(self) -> list[str]:
         if self.compression is None or find_spec("hdf5plugin") is not None:

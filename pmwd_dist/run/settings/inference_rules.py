@@ -167,16 +167,12 @@ def _chains(settings: InferenceSettings) -> Problems:
     if sampler.steps % (sampler.thin * sampler.chunk):
         yield f"sampler.steps = {sampler.steps}: must be a multiple of thin * chunk = {sampler.thin * sampler.chunk}"
     if sampler.method != "mclmc" and sampler.energy_variance != ENERGY_VARIANCE:
-        yield (
-            f"sampler.energy_variance: is a target of mclmc, and {sampler.method} is tuned for its acceptance; "
-            'leave it out, or use sampler.method = "mclmc"'
-        )
+        why = f"is a target of mclmc, and {sampler.method} is tuned for its acceptance"
+        yield f'sampler.energy_variance: {why}; leave it out, or use sampler.method = "mclmc"'
     pdims, size = settings.devices.pdims, sampler.chain_devices
     if pdims is not None and size is not None and (count := math.prod(pdims)) != size:
-        yield (
-            f"devices.pdims = {toml_value(pdims)}: takes {count} device{'s' * (count != 1)}, and "
-            f"sampler.chain_devices is {size}; use [{size}, 1], or leave it out"
-        )
+        taken = f"takes {count} device{'s' * (count != 1)}, and sampler.chain_devices is {size}"
+        yield f"devices.pdims = {toml_value(pdims)}: {taken}; use [{size}, 1], or leave it out"
     box, likelihood = settings.box, settings.likelihood
     if start.begin == "wiener" and (likelihood.maps or box.particles not in (None, box.mesh)):
         where = 'likelihood.kind = "lensing"' if likelihood.maps else "box.particles other than box.mesh"

@@ -64,10 +64,9 @@ def _outputs(settings: SimulationSettings) -> Problems:
     outside = [f"{z:g}" for z in output.redshifts or () if not low - slack <= z <= high + slack]
     if outside:
         few = ", ".join(outside[:3]) + (f" and {len(outside) - 3} more" if len(outside) > 3 else "")
-        yield (
-            f"output.redshifts = {shown(output.redshifts)}: {few} outside the time span, z = {high:g} to {low:g} "
-            f"(a = {time.a_start:g} to {time.a_stop:g}); change output.redshifts, or time.a_start or time.a_stop"
-        )
+        span = f"the time span, z = {high:g} to {low:g} (a = {time.a_start:g} to {time.a_stop:g})"
+        remedy = "change output.redshifts, or time.a_start or time.a_stop"
+        yield f"output.redshifts = {shown(output.redshifts)}: {few} outside {span}; {remedy}"
     if (halos := settings.observe.halos) is not None and halos.light_cone is not None:
         key = f"observe.halos.light_cone = {halos.light_cone}"
         near = [z for z in output.redshifts or () if -slack <= z <= halos.light_cone + 1e-5]

@@ -131,10 +131,8 @@ def convergence_warning(simulation: SimulationSetup, gravity: str, compared: flo
         problem = f"the error of P(k) of the model there is about {_round_up(worst)} %"
     else:
         return None
-    return (
-        f"the likelihood compares up to k = {compared:.2g} h/Mpc, and {problem}; parameters may be biased: repeat with "
-        "finer box.particles and box.mesh"
-    )
+    remedy = "parameters may be biased: repeat with finer box.particles and box.mesh"
+    return f"the likelihood compares up to k = {compared:.2g} h/Mpc, and {problem}; {remedy}"
 
 
 def growth_change(simulation: SimulationSetup, times: Sequence[float]) -> float:
@@ -151,10 +149,8 @@ def growth_warning(simulation: SimulationSetup, times: Sequence[float]) -> str |
     if abs(change) < 2:
         return None
     steps = f"{len(times) - 1} steps of {simulation.solver} from a = {times[0]:g}"
-    return (
-        f"{steps} change P(k) by {change:+.1f} % on all scales; use "
-        'time.solver = "bullfrog", which is exact there, more time.steps, or a later time.a_start'
-    )
+    remedy = 'use time.solver = "bullfrog", which is exact there, more time.steps, or a later time.a_start'
+    return f"{steps} change P(k) by {change:+.1f} % on all scales; {remedy}"
 
 
 def long_wave_growth(formula: Formula, table: GrowthTable, times: Sequence[float]) -> float:
