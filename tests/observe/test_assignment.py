@@ -71,6 +71,7 @@ def test_windows_of_waves(decomposition: pmd.Decomposition) -> None:
     np.testing.assert_allclose(transposed, change(u, config, "nearest"), atol=1e-12)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_wrong_catalogues_are_refused() -> None:
     config, x = configure(), np.ones((5, 3))
     refused: dict[str, tuple[Any, dict[str, Any]]] = {

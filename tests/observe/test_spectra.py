@@ -159,6 +159,7 @@ def test_interlacing_cancels_aliases(pdims: tuple[int, int]) -> None:
     np.testing.assert_allclose(found, sum(meshes) / 2, rtol=0, atol=1e-12)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("call", "message"),
     [
