@@ -4,6 +4,9 @@ Simulations start from pyccl's linear P(k), by CAMB. Flat sky: the mean power in
 axes, tapered at the edges of the field, over Limber's integral of the simulations' own P(k), of HMcode2020's and of the
 linear one, of modes that the box has, with the windows of planes and rays; and of the periodic planes alone, over that
 of such slabs. Sphere: anafast of maps over the same, with the window of the pixels.
+Planes (without pyccl): the power of the planes of light cones of several observers along the three axes, over that of
+all slabs of snapshots at the mean distances of the shells, of pairs of simulations with fixed amplitudes. Both have the
+same modes and windows, so that only the light cone differs.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import diffrax
@@ -25,6 +29,7 @@ from benchmarks.lensing_theory import Cosmology, Power, distance_of, limber, pow
 from pmwd_dist.cosmology.distance import scale_factor_at
 
 AXES, RAYS = "xyz", 256
+SLABS = 16  # along the box, of which half are a shell
 RESOLVED = 0.5  # of the Nyquist frequency of planes: aliases are stronger beyond
 
 
@@ -68,13 +73,18 @@ def tapered_power(kappa: np.ndarray, side: float, ell_bands: np.ndarray) -> np.n
 def power_of_planes(cone: Any, mass: np.ndarray, weights: np.ndarray, bands: np.ndarray) -> np.ndarray:
     """Sum over the planes of their power in bands of l, whole periodic planes, their window divided out."""
     delta = np.asarray(cone.overdensity(mass), float)
-    n, side = delta.shape[-1], cone.sides[0]
+    return in_bands(np.abs(np.fft.fft2(delta)) ** 2, cone, weights, bands)
+
+
+def in_bands(squares: np.ndarray, cone: Any, weights: np.ndarray, bands: np.ndarray) -> np.ndarray:
+    """Sum over the planes of the squares of their modes in bands of l, with their window divided out."""
+    n, side = squares.shape[-1], cone.sides[0]
     numbers = np.fft.fftfreq(n, 1 / n)
     k = 2 * np.pi / side * np.hypot(*np.meshgrid(numbers, numbers))
     window = np.multiply.outer(np.sinc(numbers / n) ** 4, np.sinc(numbers / n) ** 4)
     total = np.zeros(len(bands) - 1)
-    for plane, weight, x in zip(delta, weights, cone.distances, strict=True):
-        power = np.abs(np.fft.fft2(plane)) ** 2 * (side / n**2) ** 2 / window
+    for square, weight, x in zip(squares, weights, cone.distances, strict=True):
+        power = np.asarray(square, float) * (side / n**2) ** 2 / window
         for i, (a, b) in enumerate(itertools.pairwise(bands)):
             inside = (k >= a / x) & (k < b / x) & (k > 0)
             resolved = inside & (k < RESOLVED * np.pi * n / side)
@@ -198,6 +208,71 @@ def flat(options: argparse.Namespace) -> None:
     print_table(columns)
 
 
+def mean_slab(particles: pmd.Particles, cone: Any) -> jax.Array:
+    """Mean squares of the modes of all slabs of half a box along the line of sight of a cone."""
+    config, (nx, ny) = cone.config, cone.pixels
+    at = particles.positions(config).reshape(-1, 3) / config.box_size[0]
+    slab = jnp.floor(at[:, cone.along] * SLABS).astype(int) % SLABS
+    x, y = (at[:, i] * n for i, n in zip(cone.across, (nx, ny), strict=True))
+    slabs = jnp.zeros((SLABS, nx, ny))
+    for i, j in itertools.product((0, 1), repeat=2):
+        share = [part if k else 1 - part for part, k in ((x % 1, i), (y % 1, j))]
+        slabs = slabs.at[slab, (jnp.floor(x).astype(int) + i) % nx, (jnp.floor(y).astype(int) + j) % ny].add(
+            share[0] * share[1]
+        )
+    slabs = slabs / (math.prod(config.particle_shape) / (2 * nx * ny))
+
+    def square(first: jax.Array) -> jax.Array:
+        return jnp.abs(jnp.fft.fft2(jnp.sum(jnp.roll(slabs, -first, axis=0)[: SLABS // 2], axis=0))) ** 2
+
+    return jnp.mean(jax.lax.map(square, jnp.arange(SLABS)), axis=0)
+
+
+def planes(options: argparse.Namespace) -> None:
+    box, n, growth = options.box, options.particles, pmd.growth_table(Cosmology)
+    config = pmd.Config(box, options.mesh, n, steps=options.steps, lpt_order=3, decomposition=(1, 1))
+    shells = math.floor(distance_of(options.source) / (box / 2))
+    edges, pixels = box / 2 * np.arange(shells + 1), options.pixels or 3 * n
+    looks = itertools.product(AXES, np.arange(options.views) * box / 2 / options.views)
+    cones = [pmd.observe.FlatSkyLightCone(config, edges, pixels=pixels, line_of_sight=axis, observer=float(place))
+             for axis, place in looks]  # fmt: skip
+    bands = np.geomspace(max(30.0, options.low), options.high, options.bands + 1)
+    sky = Sky(config, tuple(cones), options.source, 0.0, bands)
+    times = np.asarray(scale_factor_at(cones[0].distances[::-1].copy(), growth), float)
+
+    def slabs(_a: Any, particles: pmd.Particles, _: Any) -> jax.Array:
+        return jnp.stack([mean_slab(particles, cone) for cone in cones[:: options.views]])
+
+    saveat = diffrax.SaveAt(ts=jnp.asarray(times.tolist()), fn=slabs)
+
+    @partial(jax.jit, static_argnums=1)
+    def run(key: jax.Array, paired: bool) -> Any:
+        modes = pmd.linear_modes(pmd.white_noise(key, config, fixed=True, paired=paired), Cosmology, config)
+        see = lambda *step: tuple(cone(*step) for cone in cones)  # noqa: E731
+        solution = pmd.nbody(pmd.lpt(modes, growth, config), growth, config, accumulate=see, saveat=saveat)
+        return solution.accumulated, solution.status.code, solution.snapshots
+
+    seen, own = [], []
+    for seed, paired in itertools.product(range(options.runs), (False, True)):
+        masses, code, saved = run(jax.random.key(seed), paired)
+        assert code == 0
+        pairs = zip(cones, masses, strict=True)
+        seen.append(np.mean([power_of_planes(*pair, sky.weights, bands) for pair in pairs], axis=0))
+        squares = np.mean(np.asarray(saved)[::-1], axis=1)
+        own.append(in_bands(squares, cones[0], sky.weights, bands))
+
+    ratios = np.array(seen).reshape(options.runs, 2, -1).mean(1) / np.array(own).reshape(options.runs, 2, -1).mean(1)
+    error = np.std(ratios, axis=0) / math.sqrt(max(options.runs - 1, 1))
+    print(
+        f"planes: {n}^3 particles, mesh {options.mesh}^3, {box:g} Mpc/h, planes of {pixels}^2, {options.runs} pairs, "
+        f"3 axes, {options.views} observers each, {shells} shells, sources at z = {sky.source:g}"
+    )
+    columns = {"l": [f"{a:.0f} to {b:.0f}" for a, b in itertools.pairwise(bands)]}
+    columns["light cone / slabs"] = [f"{x:.4f}" for x in ratios.mean(0)]
+    columns["error"] = [f"{x:.4f}" for x in error]
+    print_table(columns)
+
+
 def print_table(columns: dict[str, list[str]]) -> None:
     print(f"| {' | '.join(columns)} |\n|" + "---|" * len(columns))
     for row in zip(*columns.values(), strict=True):
@@ -253,7 +328,7 @@ def sphere(options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sky", choices=["flat", "sphere"], default="flat")
+    parser.add_argument("--sky", choices=["flat", "sphere", "planes"], default="flat")
     parser.add_argument("--box", type=float, default=256.0)
     parser.add_argument("--particles", type=int, default=64)
     parser.add_argument("--mesh", type=int, default=128)
@@ -265,9 +340,10 @@ def main() -> None:
     parser.add_argument("--bands", type=int, default=5)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--views", type=int, default=4)
+    parser.add_argument("--pixels", type=int, help="pixels along a plane; default: 3 for each particle")
     parser.add_argument("--nside", type=int, default=128)
     options = parser.parse_args()
-    {"flat": flat, "sphere": sphere}[options.sky](options)
+    {"flat": flat, "sphere": sphere, "planes": planes}[options.sky](options)
 
 
 if __name__ == "__main__":
