@@ -283,22 +283,24 @@ def _log_power(cosmo: Parameters, config: Config, transfer: str) -> Array:
     return jnp.log(linear.linear_power(power_nodes(config), cosmo, transfer))
 
 
-@on_blocks(["field", "whole", "whole"], "spectrum")
+@partial(jit, static_argnames="config")
 def colour(noise: Array, log_power: Array, config: Config, change: Any = None) -> Array:
     """Modes of white noise scaled to a power spectrum, given as ln P at `power_nodes`.
 
     With a change of ln P, a number and (number, table) pairs whose products are added to it, their tangent.
     """
+    tables = jax.tree.map(lambda x: x.astype(noise.dtype), (log_power, change))
+    # Derivatives store the tables, not the field of amplitudes.
+    return jax.checkpoint(partial(_scaled_noise, config=config))(noise, *tables)
 
-    @jax.checkpoint  # derivatives store the tables, not the field of amplitudes
-    def scaled_noise(noise: Array, log_power: Array, change: Any) -> Array:
-        look_up, scale = _look_up(config, noise.dtype)
-        amplitude = jnp.exp(0.5 * look_up(log_power)) * scale
-        if change is not None:
-            amplitude = amplitude * 0.5 * (change[0] + sum(factor * look_up(slope) for factor, slope in change[1]))
-        return scaled(rfft_block(noise, config.decomposition), amplitude)
 
-    return scaled_noise(noise, *jax.tree.map(lambda x: x.astype(noise.dtype), (log_power, change)))
+@on_blocks(["field", "whole", "whole"], "spectrum")
+def _scaled_noise(noise: Array, log_power: Array, change: Any, config: Config) -> Array:
+    look_up, scale = _look_up(config, noise.dtype)
+    amplitude = jnp.exp(0.5 * look_up(log_power)) * scale
+    if change is not None:
+        amplitude = amplitude * 0.5 * (change[0] + sum(factor * look_up(slope) for factor, slope in change[1]))
+    return scaled(rfft_block(noise, config.decomposition), amplitude)
 
 
 def _look_up(config: Config, dtype: Any) -> tuple[Callable[[Array], Array], Array]:
