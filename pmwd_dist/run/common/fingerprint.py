@@ -104,10 +104,10 @@ def compare_processes(job: Plan, **options: Any) -> list[str]:
     return list(warnings.values())
 
 
-def versions() -> dict[str, str | None]:
-    """Versions of this package and of its dependencies; None for those that are missing."""
+def versions(*others: str) -> dict[str, str | None]:
+    """Versions of this package, of its dependencies and of other packages; None for those that are missing."""
     found: dict[str, str | None] = {"python": platform.python_version()}
-    for name in _PACKAGES:
+    for name in (*_PACKAGES, *others):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
