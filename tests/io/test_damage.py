@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import pmwd_dist as pmd
+from pmwd_dist.io.snapshot import content
 
 
 @pytest.fixture(scope="module", params=fuzz.KINDS)
@@ -129,3 +130,12 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         pmd.load_snapshot(tmp_path / "s.hdf5")
     with pytest.raises(FileNotFoundError, match="no such snapshot"):
         pmd.load_snapshot(tmp_path / "absent.hdf5")
+
+
+def test_numbers_of_fewer_bits_that_do_not_compress_are_read(tmp_path: Path) -> None:
+    """The filter is then left out, and the chunk is shorter than its values."""
+    values = np.random.default_rng(0).integers(0, 2**12, 1024)
+    with h5py.File(tmp_path / "x.hdf5", "w") as file:
+        data = file.create_dataset("x", data=values, chunks=(1024,), scaleoffset=0, compression="lzf")
+        assert data.id.read_direct_chunk((0,))[0]
+        np.testing.assert_array_equal(content.rows(data, 0, None), values)
