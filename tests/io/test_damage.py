@@ -15,6 +15,7 @@ import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist.io.snapshot import content
+from pmwd_dist.io.snapshot.header import named_background
 
 
 @pytest.fixture(scope="module", params=fuzz.KINDS)
@@ -139,3 +140,10 @@ def test_numbers_of_fewer_bits_that_do_not_compress_are_read(tmp_path: Path) -> 
         data = file.create_dataset("x", data=values, chunks=(1024,), scaleoffset=0, compression="lzf")
         assert data.id.read_direct_chunk((0,))[0]
         np.testing.assert_array_equal(content.rows(data, 0, None), values)
+
+
+def test_a_text_for_w_is_named(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.hdf5", "w") as file:
+        file.create_group("Cosmology").attrs["w_0"] = "text"
+    with pytest.raises(ValueError, match="x.hdf5: has an attribute Cosmology:w_0 that is no number"):
+        named_background(tmp_path / "x.hdf5")

@@ -91,7 +91,8 @@ def named_background(path: Path) -> dict[str, float]:
     """
     with opened(path) as file:
         own = content.member(file, "Cosmology", GROUP).attrs if content.has(file, "Cosmology") else {}
-        tabulated = bool(np.isnan(own.get("w_0", 0.0)).all())
+        w0 = np.asarray(own.get("w_0", 0.0))
+        tabulated = w0.dtype.kind == "f" and w0.size == 1 and bool(np.isnan(w0).all())
         places = {name: x for name, x in _BACKGROUND.items() if not (tabulated and name in ("w0", "wa"))}
         found = {name: _first(file, x, -1e3, 1e3) for name, x in places.items()} | {"Omega_m": _matter(file)}
         dark = _first(file, _OMEGA_LAMBDA, -1e3, 1e3)
