@@ -1,7 +1,7 @@
 """Strong and weak scaling over the devices of one process, or of one process each.
 
     python -m benchmarks.scaling --devices 1,2,4 --strong 512,1024 --weak 512 --json scaling.json --plot scaling.png
-    mpirun -n 2 python -m benchmarks.scaling --devices 2 --strong 512 --weak ''
+    mpirun -n 2 python -m benchmarks.scaling --devices 2 --strong 512 --weak '' --backend cudecomp:nccl_pl
     JAX_NUM_CPU_DEVICES=4 JAX_PLATFORMS=cpu python -m benchmarks.scaling --devices 1,2,4 --strong 32 --weak 16
 
 Strong: a mesh of n^3 on all numbers of devices. Weak: n^3 particles a device, in a mesh of (n d, n, n) on d of them. As
@@ -30,6 +30,7 @@ from matplotlib.figure import Figure
 
 import pmwd_dist as pmd
 from benchmarks import measure, problem
+from pmwd_dist.parallel.fft import spectrum_shape
 
 TOLERANCE = 1e-3  # of the variance of the density
 
@@ -44,6 +45,7 @@ class Case(NamedTuple):
       py: of them along y.
       halo: its width [cells], or "auto".
       what: "forward" or "gradient".
+      backend: of the decomposition, with cuDecomp's way to transpose behind a colon.
     """
 
     kind: Literal["strong", "weak"]
@@ -52,6 +54,7 @@ class Case(NamedTuple):
     py: int
     halo: int | Literal["auto"]
     what: str
+    backend: str = "auto"
 
     @property
     def mesh(self) -> tuple[int, int, int]:
@@ -60,7 +63,9 @@ class Case(NamedTuple):
 
     def config(self) -> pmd.Config:
         """The simulation."""
-        decomposition = pmd.Decomposition((self.devices // self.py, self.py), jax.devices()[: self.devices])
+        name, _, comm = self.backend.partition(":")
+        comms: Any = {"backend": name} | ({"transpose_comm": comm, "halo_comm": "nccl"} if comm else {})
+        decomposition = pmd.Decomposition((self.devices // self.py, self.py), jax.devices()[: self.devices], **comms)
         times: dict[str, Any] = {"a_start": problem.A_START, "a_stop": problem.A_STOP, "steps": problem.STEPS}
         box = tuple(problem.CELL * n for n in self.mesh)
         return pmd.Config(box, self.mesh, **times, lpt_order=2, decomposition=decomposition, halo=self.halo)
@@ -70,7 +75,10 @@ def timed(case: Case, rounds: int) -> dict[str, Any]:
     """The record of a case."""
     record: dict[str, Any] = case._asdict() | {"mesh": case.mesh}
     try:
-        return record | _timed(case.config(), case.what, rounds)
+        config = case.config()
+        shapes = [config.mesh_shape, spectrum_shape(config.mesh_shape, config.decomposition)]
+        with config.decomposition.opened(shapes):
+            return record | _timed(config, case.what, rounds)
     except ValueError as error:  # a mesh that does not divide
         return record | {"error": str(error)}
     except jax.errors.JaxRuntimeError as error:
@@ -194,7 +202,8 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
         for kind, sizes in (("strong", options.strong), ("weak", options.weak)):
             for n in [int(n) for n in sizes.split(",") if n]:
                 for count in sorted(map(int, options.devices.split(",")), reverse=True):
-                    yield Case(kind, n, count, options.py if count % options.py == 0 else 1, halo, what)
+                    py = options.py if count % options.py == 0 else 1
+                    yield Case(kind, n, count, py, halo, what, options.backend)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -206,6 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cases", default="forward", help="of forward, gradient (forward)")
     parser.add_argument("--py", type=int, default=1, help="devices along y: more than one makes pencils (1)")
     parser.add_argument("--halo", default="auto", help="cells, or auto (auto)")
+    parser.add_argument("--backend", default="auto", help="auto, peer, xla, cudecomp:nccl_pl, cudecomp:nvshmem (auto)")
     parser.add_argument("--rounds", type=int, default=3, help="after the warm-up (3)")
     parser.add_argument("--json", type=Path, help="file of the machine and all records")
     parser.add_argument("--plot", type=Path, help="figure of times and efficiencies")
