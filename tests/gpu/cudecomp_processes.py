@@ -103,7 +103,7 @@ def same(ours: jax.Array, theirs: jax.Array, what: str) -> None:
     assert ours.dtype == theirs.dtype and ours.shape == theirs.shape, what
     for a, b in zip(ours.addressable_shards, theirs.addressable_shards, strict=True):
         assert a.index == b.index
-        x, y = np.asarray(a.data), np.asarray(b.data)
+        x, y = np.asarray(a.data) + 0, np.asarray(b.data) + 0  # without signs of zeros, which sums may lose
         assert x.tobytes() == y.tobytes(), f"{what}: {np.count_nonzero(x != y)} of {x.size} differ"
 
 
