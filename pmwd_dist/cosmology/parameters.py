@@ -29,6 +29,7 @@ from pmwd_dist.cosmology.radiation import MASSLESS, N_EFF, PHOTONS, fermi_dirac,
 _OTHERS = ("gamma", "Omega_r", "Omega_nu", "M_nu", "N_eff")
 CRITICAL_DENSITY = 27.7536627  # 3 H0^2 / (8 pi G) [1e10 Msun/h (Mpc/h)^-3]
 LARGEST_W, LARGEST_MASS = 5.0, 10.0  # of |w| in a table, and of the sum of the masses of neutrinos [eV]
+NODES = 1e-6, 1e6  # range of the scale factors of a table of w
 _DENSITY, _STATE = "a density per critical density", "an equation of state"
 RANGES = {  # of the values of a cosmology, and of the priors of an inference
     "Omega_m": (0.0, 10.0, _DENSITY),
@@ -198,7 +199,7 @@ def with_dark_energy(
 
     Args:
       cosmo: cosmology.
-      a: scale factors of the nodes, ascending.
+      a: scale factors of the nodes, ascending, from 1e-6 to 1e6.
       w: equation of state at the nodes.
 
     Raises:
@@ -208,8 +209,8 @@ def with_dark_energy(
     Examples:
       >>> cosmo = pmd.with_dark_energy(jax_cosmo.Planck15(), [0.3, 0.7, 1.0], [-0.8, -0.9, -1.0])
     """
-    for name, value in (("a", a), ("w", w)):
-        check_number(value, name, several=True)
+    check_number(a, "a", *NODES, several=True)
+    check_number(w, "w", -LARGEST_W, LARGEST_W, several=True)
     nodes, values = as_array(a), as_array(w)
     if nodes.ndim != 1 or nodes.size == 0 or nodes.shape != values.shape:
         constraint = f"has shape {values.shape}, and a has {nodes.shape}"
@@ -265,16 +266,18 @@ def _checked_table(value: Any) -> Array | None:
     """A table of w, checked; values on a device, or traced, are not."""
     if value is None:
         return None
-    table = as_array(value)
+    with np.errstate(over="ignore"):
+        table = as_array(value)
+        rounded = None if isinstance(value, jax.Array) else np.asarray(value, table.dtype)
     good = table.ndim == 2 and table.shape[1] == 2 and len(table) > 1
-    if good and not isinstance(value, jax.Array):
-        a, w = np.asarray(value, float).T
-        good = a[0] > 0 and (np.diff(a) > 0).all() and math.isfinite(a[-1]) and (np.abs(w) <= LARGEST_W).all()
-        good = good and w[0] < 0
+    if good and rounded is not None:
+        a, w = rounded.T
+        good = a[0] >= np.float32(NODES[0]) and (np.diff(a) > 0).all() and a[-1] <= NODES[1]
+        good = good and (np.abs(w) <= LARGEST_W).all() and w[0] < 0
     if not good:
         constraint = (
-            f"must hold two or more pairs of a and w, with positive, finite a that ascend, and w within "
-            f"{LARGEST_W:g} that begins below 0"
+            f"must hold two or more pairs of a and w, with a from {NODES[0]:g} to {NODES[1]:g} that ascend, and w "
+            f"within {LARGEST_W:g} that begins below 0"
         )
         raise ArgumentError("cosmo.w_table", value, constraint, show_value=False)
     return table

@@ -122,6 +122,7 @@ def test_override_takes_the_type_of_its_key(file: Path):
         ("cosmology.omega_b=0.4", ["cosmology.omega_b = 0.4", "less than cosmology.omega_m"]),
         ("cosmology.sigma8=nan", ["cosmology.sigma8 = nan", "finite"]),
         ("cosmology.w_table=[[0.3, -1], [1, 40]]", ["cosmology.w_table", "must be 5 or less"]),
+        ("cosmology.w_table=[[0.3, -1], [1e300, -1]]", ["cosmology.w_table", "must be 1e+06 or less"]),
         ("cosmology.f_nl=1e300", ["cosmology.f_nl", "must be 1e+06 or less"]),
         ("observe.galaxies.smoothing=1e300", ["observe.galaxies.smoothing", "100000 or less"]),
         ("observe.galaxies.b1=1e30", ["observe.galaxies.b1", "10000 or less"]),

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from pmwd_dist.cosmology.linear_power import DEFAULT, TRANSFERS
-from pmwd_dist.cosmology.parameters import LARGEST_W
+from pmwd_dist.cosmology.parameters import LARGEST_W, NODES
 from pmwd_dist.io.snapshot.base import Precision
 from pmwd_dist.io.snapshot.writer import Compression, Format
 from pmwd_dist.parallel.defaults import BackendName, HaloComm, TransposeComm
@@ -61,7 +61,8 @@ def _of_dark_energy(pairs: tuple[tuple[float, float], ...]) -> tuple[tuple[float
     return pairs
 
 
-_AW = Annotated[tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(ge=-LARGEST_W, le=LARGEST_W)]], Listed]
+_A, _W = (Annotated[float, Field(ge=low, le=high)] for low, high in (NODES, (-LARGEST_W, LARGEST_W)))
+_AW = Annotated[tuple[_A, _W], Listed]
 _Table = Annotated[tuple[_AW, ...], Listed, AfterValidator(ascending), AfterValidator(_of_dark_energy)]
 _Power = Annotated[str, AfterValidator(lambda name, info: name if name in TRANSFERS else absolute(name, info))]
 Redshift = Annotated[float, Field(gt=-1)]
