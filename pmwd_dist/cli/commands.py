@@ -23,7 +23,7 @@ from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, raise_on_all_processes
 from pmwd_dist.report import drawing
 from pmwd_dist.run.common.fingerprint import compare_processes, may_change
-from pmwd_dist.run.common.folder import CONFIG, finished, folder_lock, prepare_folder, state
+from pmwd_dist.run.common.folder import CONFIG, alterations, finished, folder_lock, prepare_folder, state
 from pmwd_dist.run.common.job import Job, execute
 from pmwd_dist.run.ensemble import Ensemble, is_ensemble, prepare_ensemble, run_ensemble, state_of_rows, write_summary
 from pmwd_dist.run.settings import Settings, SimulationSettings, read_any
@@ -189,7 +189,7 @@ def resume(folder: Folder, overrides: Set = [], time_limit: TimeLimit = None) ->
         extended = any(text.startswith(kind.extending) for text in overrides)
     if distributed.all_processes(done and not extended):
         ignored = f", and --set {' --set '.join(overrides)} has no effect" if overrides else ""
-        _say(f"{folder}: the run is finished{ignored}; nothing is left to do")
+        _say(f"{folder}: the run is finished{ignored}; nothing is left to do", *alterations(folder))
         return
     job, warnings = _checked_job(lambda: read_any(folder / CONFIG, overrides), folder, time_limit=limit)
     with Display() as display:

@@ -179,7 +179,7 @@ def test_rows_that_cannot_begin_have_failed(files: list[Path | str], at_once: li
     out, err = capsys.readouterr()
     assert "3 rows, 2 failed, 1 finished; row 0: " in err
     assert out.index("first") < out.index("second")
-    stray = f"{folder}/rows/00000: not empty, and not the folder of a run; choose another --output"
+    stray = f"{folder}/rows/00000: not empty, and not the folder of a run; empty it, or choose another --output"
     assert texts(folder, "reason") == [stray, "box.mesh: too large", ""]
     (folder / "rows/00000/stray").unlink()
     assert command("resume", folder) == 0

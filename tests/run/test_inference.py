@@ -209,7 +209,7 @@ def test_another_config_does_not_go_on(
 ) -> None:
     folder = shutil.copytree(whole[0].folder, tmp_path / "run")
     assert command("resume", folder) == 0
-    assert "the run is finished; nothing is left to do" in capsys.readouterr().out
+    assert capsys.readouterr().out.endswith("the run is finished; nothing is left to do\n")
     assert command("resume", folder, "--set", "devices.halo=3") == 0  # devices are no reason to judge anew
     assert (
         "the run is finished, and --set devices.halo=3 has no effect; nothing is left to do" in capsys.readouterr().out

@@ -347,15 +347,24 @@ def test_figures_that_fail_leave_the_report_of_an_interrupted_run(tmp_path: Path
     assert (plan.folder / "report.html").exists()
 
 
-def test_without_figures_none_is_drawn_until_a_report_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_figures_none_is_drawn_until_a_report_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     plan = make(tmp_path / "run", "output.figures=false", "output.snapshot=none")
     with monkeypatch.context() as patch:
         patch.setattr("pmwd_dist.report.style.save", None)
         execute(plan, Events())
     assert not list(plan.folder.glob("*.png"))
     assert (plan.folder / "power_z0.000.csv").exists() and (plan.folder / "density_z0.000.npz").exists()
-    check_page(plan.folder / "report.html", figures=0)
-    assert command("report", plan.folder) == 0
+    assert "Warning" not in check_page(plan.folder / "report.html", figures=0)
+    (plan.folder / "power_z1.000.csv").unlink()
+    config = plan.folder / "config.toml"
+    config.write_text(config.read_text().replace("lpt_order = 1", "lpt_order = 2"))
+    assert command("resume", plan.folder) == command("report", plan.folder) == 0
+    changed = "config.toml is not that of the last start, which had another time.lpt_order"
+    lost = "power_z1.000.csv is missing; only another run writes it again"
+    said, page = capsys.readouterr().out, (plan.folder / "report.html").read_text()
+    assert all(f"\n{text}\n" in said and f"Warning: {text}" in page for text in (changed, lost))
     assert {path.name for path in plan.folder.glob("*.png")} == {
         "power.png",
         "density_z0.000.png",

@@ -9,24 +9,34 @@ import os
 import socket
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Timer
 from typing import Any, NamedTuple
 
-from pmwd_dist._files import append_text, atomic_write, check_regular, read_bytes, read_text, temporary, write_text
+from pmwd_dist._files import (
+    append_text,
+    atomic_write,
+    check_regular,
+    exists,
+    read_bytes,
+    read_text,
+    temporary,
+    write_text,
+)
 from pmwd_dist.io.arrays import ArrayFileError
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.distributed import SharedError, on_main, raise_on_all_processes
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.fingerprint import Identity, differences, identity
 from pmwd_dist.run.common.plan import Plan
-from pmwd_dist.run.settings import to_toml
+from pmwd_dist.run.settings import read_any, to_toml
 
 CONFIG = "config.toml"
 RUN, LOG, REPORT = "run.json", "log.jsonl", "report.html"
 ROWS = "rows"  # folder of the runs of an ensemble
 _COPIES = {"cosmology": ("linear_power", "linear_power.txt"), "force": ("correction", "force.json")}  # of files, by key
+_COPIED = {f"{section}.{key}" for section, (key, _) in _COPIES.items()}
 LOCK = ".pmwd-dist.lock"
 _MOST = 1000  # bytes of the number of a process and its host
 _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
@@ -46,7 +56,7 @@ def _prepare(job: Plan, overwrite: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder}: is a file; choose another --output")
     if _content(folder) and manifest.NAME not in _content(folder):
-        raise ValueError(f"{folder}: not empty, and not the folder of a run; choose another --output")
+        raise ValueError(f"{folder}: not empty, and not the folder of a run; empty it, or choose another --output")
     if (folder / ROWS).is_dir():
         raise ValueError(f"{folder}: the folder of an ensemble; choose another --output")
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,10 +79,9 @@ def _check_content(job: Plan) -> None:
     """Raise unless the files of an earlier run may be replaced: none is an input, and nothing else is in the way."""
     folder = job.folder
     of_run = {folder.resolve(), *((folder / name).resolve() for name in manifest.files(folder))}
-    copied = {f"{section}.{key}" for section, (key, _) in _COPIES.items()}
     for key, value in job.settings.values().items():
         named = [x.partition(":/")[0] for x in (value if isinstance(value, list) else [value]) if isinstance(x, str)]
-        if key not in copied and any(Path(name).resolve() in of_run for name in named if name):
+        if key not in _COPIED and any(Path(name).resolve() in of_run for name in named if name):
             raise ValueError(f"{key}: names a file of {folder}, which --overwrite would remove; use another --output")
     manifest.check_free(folder, [CONFIG, RUN, LOG, REPORT, *(name for _, name in _COPIES.values()), *job.files])
 
@@ -117,6 +126,21 @@ def ending(folder: Path) -> tuple[str, str]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return "unknown", ""
     return (status, reason) if status in ("running", "finished", "interrupted", "failed") else ("unknown", "")
+
+
+def alterations(folder: Path) -> list[str]:
+    """Sentences on keys of the configuration that differ from the last start, and on lost files of a finished run."""
+    found = list[str]()
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # a damaged file
+        had = json.loads(read_text(folder / RUN, own=True))["settings"]
+        now = read_any(folder / CONFIG).model_dump(mode="json", exclude_none=True)
+        had, now = ({f"{n}.{key}": x for n, part in tree.items() for key, x in part.items()} for tree in (had, now))
+        edited = {key for key in had | now if had.get(key) != now.get(key)} - _COPIED
+        found += [f"{CONFIG} is not that of the last start, which had another {key}" for key in sorted(edited)]
+    made = ("checkpoint_", ".png", ".html", "summary.csv")  # removed at the end, or written by `report`
+    results = [name for name in manifest.files(folder) if not any(part in name for part in made)]
+    lost = [name for name in results if not exists(folder / name)] if status_of(folder) == "finished" else []
+    return found + [f"{name} is missing; only another run writes it again" for name in lost]
 
 
 def state(folder: Path) -> str:

@@ -16,7 +16,7 @@ from pmwd_dist.report.chains import CAPTIONS
 from pmwd_dist.report.page import Caption, write_page
 from pmwd_dist.report.style import markup
 from pmwd_dist.run.common import manifest
-from pmwd_dist.run.common.folder import CONFIG, LOG, REPORT, RUN
+from pmwd_dist.run.common.folder import CONFIG, LOG, REPORT, RUN, alterations
 from pmwd_dist.run.outputs.registry import KINDS
 
 _TABLES = ("summary.csv", "prior.csv", "fit.csv")
@@ -60,13 +60,14 @@ def write_report(folder: Path) -> Path:
     run, events = _run(folder), _events(folder)
     inference = "sampler" in run.settings
     verdict, advice = _verdict(folder, run, events, inference)
+    warned = [event.message for event in events if event.event == "warning"] + alterations(folder)
     versions = ", ".join(f"{name} {number}" for name, number in run.versions.items() if number)
     write_page(
         folder / REPORT,
         [image for image in _images(folder, names) if _there(image[0])],
         title=f"{'Inference' if inference else 'Simulation'} {folder.resolve().name}",
         verdict=verdict,
-        advice=[*advice, *(f"Warning: {event.message}" for event in events if event.event == "warning")],
+        advice=[*advice, *(f"Warning: {text}" for text in warned)],
         good=run.status == "finished" and not run.reasons,
         numbers={name: _table(folder / name) for name in _TABLES if _there(folder / name)},
         run=[
