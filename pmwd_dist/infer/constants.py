@@ -23,6 +23,7 @@ TRAJECTORY = math.pi / 2  # mean length of the trajectories of HMC: a quarter of
 FIRST_STEP = 0.05  # per root of the dimensions: stable for curvatures up to a thousand
 FIRST_OF_TRAJECTORY = 0.4  # first step of HMC relative to that of MCLMC, as errors add up along a trajectory
 ENERGY_VARIANCE = 1e-3  # target for a step of MCLMC, per dimension
+ENERGY_VARIANCES = 1e-9, 2e-3  # range of the target: beyond it steps are unstable
 TRAJECTORY_VARIANCE = 0.26  # target for a trajectory of HMC: 80 % are accepted
 TAIL = 0.1  # quantile of the steps of MCLMC that chains ask for: each step is accepted, also where it is too long
 LARGEST_CHANGE = math.log(2)  # largest change of the logarithm of the step from one block to the next

@@ -282,7 +282,7 @@ class ShapeNoise(Likelihood):
         data = real(data, "data")
         if data.shape != self.shape:
             raise ArgumentError("data.shape", data.shape, f"must be {self.shape}", "one map for each source")
-        check_finite(np.asarray(data), self.mask)
+        check_finite(np.asarray(data), self.mask, self.sigma)
 
 
 def _powers(maps: Array, side: float | None) -> dict[str, Array]:

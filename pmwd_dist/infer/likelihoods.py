@@ -117,7 +117,9 @@ def shown(mask: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 _LARGEST_TEMPLATE = 3.0  # rms change in units of predictions, which no systematics have
-_BOUNDS = {"positive": "positive and finite", "not negative": "0 or more and finite", "": "finite"}
+_SIZES = 1e-15, 1e15  # of positive numbers, whose squares single precision holds
+_LARGEST_DATA = 1e12  # in units of the noise, or counts: the sum of squares is finite in single precision
+_BOUNDS = {"positive": "positive and finite, from 1e-15 to 1e15", "not negative": "0 or more and finite", "": "finite"}
 
 
 def number_or_field(
@@ -129,7 +131,8 @@ def number_or_field(
     if values.ndim in (0, 3) and values.dtype.kind in "biuf":
         with np.errstate(over="ignore", under="ignore"):
             values = values.astype(np.dtype(jnp.result_type(float)))
-        fine = np.isfinite(values) & {"positive": values > 0, "not negative": values >= 0, "": True}[bound]
+        between = (values >= _SIZES[0]) & (values <= _SIZES[1])
+        fine = np.isfinite(values) & {"positive": between, "not negative": values >= 0, "": True}[bound]
         if values.ndim and mask is not None:
             if values.shape != mask.shape:
                 raise ArgumentError(f"{name}.shape", values.shape, f"must be that of the mask, {mask.shape}")
@@ -208,17 +211,18 @@ def checked_data(data: Any, config: Config, mask: Array | None, **fields: Any) -
         if x is not None and jnp.ndim(x) > 0 and jnp.shape(x) != config.mesh_shape:
             raise ArgumentError(f"{name}.shape", jnp.shape(x), f"must be mesh_shape={config.mesh_shape}")
     data = np.asarray(mesh_field(data, config, "data"))
-    check_finite(data, mask)
+    check_finite(data, mask, fields.get("sigma"))
     return data
 
 
-def check_finite(data: np.ndarray, mask: Array | None) -> None:
-    """Raise ValueError unless the data are finite numbers where the mask shows them."""
-    wrong = shown(mask, data.shape) & ~np.isfinite(data)
+def check_finite(data: np.ndarray, mask: Array | None, sigma: Any = None) -> None:
+    """Raise ValueError unless the data are finite, and not beyond 1e12 sigma, where the mask shows them."""
+    largest = _LARGEST_DATA * np.asarray(1 if sigma is None else sigma, float)
+    wrong = shown(mask, data.shape) & ~(np.abs(data) <= largest)
     if wrong.any():
         index = tuple(int(i) for i in np.argwhere(wrong)[0])
-        constraint = f"holds {int(wrong.sum())} values that are no finite numbers, the first at {index}"
-        raise ArgumentError("data", data, constraint, "mask those cells", show_value=False)
+        constraint = f"holds {int(wrong.sum())} values that are no finite numbers, or too large, the first at {index}"
+        raise ArgumentError("data", data, constraint, "mask those cells, or use other units or noise", show_value=False)
 
 
 def data_warning(data: Any, mask: Any = None, *, density: bool = False) -> str:

@@ -18,6 +18,7 @@ from jax.scipy.special import ndtr, ndtri
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import jit
 from pmwd_dist.cosmology.parameters import RANGES
@@ -200,12 +201,14 @@ def whiten(values: Mapping[str, Any], priors: Mapping[str, Prior]) -> dict[str, 
     """Whitened parameters, in the order of the priors.
 
     Raises:
-      ValueError: a name without a prior, or a value that its prior excludes; traced values are not checked.
+      ValueError: a name without a prior, or a value that is no finite number or that its prior excludes; traced values
+        are not checked.
     """
     for name in values:
         if name not in priors:
             remedy = f"use one of {', '.join(priors)}" if priors else "there are no priors"
             raise ArgumentError(name, values[name], "has no prior", remedy)
+        check_number(values[name], name)
     white = {name: priors[name].inverse(values[name]) for name in priors if name in values}
     for name, u in white.items():
         if not isinstance(u, Tracer) and not math.isfinite(float(u)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -57,16 +58,17 @@ def test_stuck_chains_are_detected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "message"),
+    ("call", "message"),
     [
-        (np.zeros((2, 3)), r"draws.shape=\(2, 3\) must be \(chains, draws\) with 4 draws or more"),
-        (np.full((2, 9), np.nan), "draws holds values that are no finite numbers"),
+        (lambda: infer.rhat(np.zeros((2, 3))), r"draws.shape=\(2, 3\) must be \(chains, draws\) with 4 draws or more"),
+        (lambda: infer.rhat(np.full((2, 9), np.nan)), "draws holds values that are no finite numbers"),
+        (lambda: infer.energy_errors(np.ones((2, 9)), 0), "dimensions=0 must be a whole number, 1 or more"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
-def test_wrong_draws_are_refused(x: np.ndarray, message: str) -> None:
+def test_wrong_draws_are_refused(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        infer.rhat(x)
+        call()
 
 
 def test_the_bias_of_a_slow_parameter_is_not_underestimated() -> None:

@@ -331,8 +331,10 @@ def damaged(value: float) -> np.ndarray:
         (
             infer.Gaussian(1.0),
             damaged(np.nan),
-            r"data holds 1 values that are no finite numbers, the first at \(1, 2, 3\)",
+            r"data holds 1 values that are no finite numbers, or too large, the first at \(1, 2, 3\)",
         ),
+        (infer.Gaussian(1.0), damaged(1e30), r"1 values .* or too large, .*; mask those cells, or use other units or"),
+        (infer.Gaussian(1e-14), np.ones(SHAPE), "holds 120 values that are no finite numbers, or too large"),
         (infer.Gaussian(1.0), np.ones((4, 4, 4)), r"data.shape=\(4, 4, 4\) must be mesh_shape=\(4, 6, 5\)"),
         (infer.Poisson(1.0), damaged(-1.0), "data=.*-1.0.* is no number of galaxies; use Gaussian"),
         (infer.Poisson(1.0), damaged(0.5), "data=.*0.5.* is no number of galaxies"),
@@ -442,6 +444,7 @@ def test_templates_that_no_data_can_have_are_warned_of(templates: Any, message: 
     ("make", "message"),
     [
         (lambda: infer.Gaussian(0.0), "sigma=0.0 must be positive and finite"),
+        (lambda: infer.Gaussian(1e-30), "sigma=1e-30 must be positive and finite, from 1e-15 to 1e15"),
         (lambda: infer.Gaussian(1.0, mask=np.zeros(SHAPE)), "mask hides every cell"),
         (lambda: infer.Gaussian(1.0, mask=0.5 * np.ones(SHAPE)), "mask must hold only 0 and 1"),
         (lambda: infer.Poisson(1.0, bins=FRONT), "nbar=1.0 must be a name where there are bins"),

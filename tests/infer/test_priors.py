@@ -65,6 +65,9 @@ def test_a_prior_excludes_values_outside_its_bounds() -> None:
         whiten({"b1": 5.0}, priors)
     with pytest.raises(ValueError, match="b2=1.0 has no prior; use one of b1"):
         whiten({"b2": 1.0}, priors)
+    for wrong in ("x", [1.0, 2.0]):
+        with pytest.raises(ValueError, match=r"^b1.* must be (a|one) finite number$"):
+            whiten({"b1": wrong}, priors)
     np.testing.assert_allclose(unwhiten(whiten({"b1": 2.0}, priors), priors)["b1"], 2.0, rtol=1e-12)
 
 

@@ -68,6 +68,7 @@ WRONG = {
         "box.particles=4",
     ],
     "likelihood.sigma = 0: must be a number greater than 0, or name a file": ["likelihood.sigma=0"],
+    "likelihood.sigma = 1e-30: must be positive and finite, from 1e-15 to 1e15": ["likelihood.sigma=1e-30"],
     "likelihood.small_scale_noise: needs k_max, and data.mask, a file of sigma or a slope": [
         "likelihood.small_scale_noise=3.0",
         "likelihood.k_max=0.3",
@@ -203,7 +204,7 @@ AMPLITUDE = 'priors.template={ kind = "normal", mean = 0.0, sd = 0.2 }'
 @pytest.mark.parametrize(
     ("arrays", "overrides", "message"),
     [
-        ({"file": broken(np.nan)}, [], r"data.file = .*: holds 1 values that are no finite numbers, the first at"),
+        ({"file": broken(np.nan)}, [], r"data.file = .*: holds 1 values that are no .*, or too large, the first at"),
         ({"file": np.ones((4, 4, 8))}, [], r"has the shape \[4, 4, 8\], and box.mesh is \[4, 4, 4\]"),
         ({"file": broken(-1)}, ["likelihood.kind=poisson"], "holds -1, which is no number of galaxies"),
         ({"mask": np.zeros((4, 4, 4))}, [], "data.mask = .*: hides every cell"),

@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer import constants
+from pmwd_dist.parallel.inputs import whole_number
 
 Chains = Float[np.ndarray, "chains draws"]
 
@@ -89,7 +90,7 @@ def energy_errors(energy_change: Chains, dimensions: int) -> dict[str, float]:
     MCLMC has no Metropolis step that would reject large errors. The target of its tuning is a variance of 1e-3, and far
     less than 1e-3 of the steps should be beyond ten standard deviations of this.
     """
-    x = np.asarray(energy_change, float).ravel()
+    x, dimensions = np.asarray(energy_change, float).ravel(), whole_number(dimensions, "dimensions", least=1)
     limit = 10 * math.sqrt(1e-3 * dimensions)
     return {"variance": float(np.var(x)) / dimensions, "outliers": float(np.mean(np.abs(x) > limit))}
 

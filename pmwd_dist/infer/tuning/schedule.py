@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from pmwd_dist._errors import ArgumentError
+from pmwd_dist._checks import check_number
 from pmwd_dist.infer import constants, trees
 from pmwd_dist.infer.precondition import Observations
 from pmwd_dist.infer.samplers.methods import Method, Tuning
@@ -193,7 +193,7 @@ class Schedule:
       stages: table of the stages.
 
     Raises:
-      ValueError: fewer than 40 steps, or a target that is not positive.
+      ValueError: fewer than 40 steps, or a target that is not from 1e-9 to 0.002.
     """
 
     positions: Any
@@ -203,9 +203,8 @@ class Schedule:
     stages: tuple[Stage, ...] = STAGES
 
     def __post_init__(self):
-        if not 0 < self.energy_variance < math.inf:
-            remedy = f"use {constants.ENERGY_VARIANCE:g}, or less where the error differs along a chain"
-            raise ArgumentError("energy_variance", self.energy_variance, "must be positive and finite", remedy)
+        remedy = f"use {constants.ENERGY_VARIANCE:g}, or less where the error differs along a chain"
+        check_number(self.energy_variance, "energy_variance", *constants.ENERGY_VARIANCES, remedy=remedy)
         whole_number(self.steps, "tuning_steps", least=constants.SHORTEST)
 
     @cached_property

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, create
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.cosmology.sampled_parameters import KEYS, NAMES, PARAMETERS, split_index
 from pmwd_dist.infer import priors
-from pmwd_dist.infer.constants import ENERGY_VARIANCE, LARGEST_DISPERSION, SLOPES
+from pmwd_dist.infer.constants import ENERGY_VARIANCE, ENERGY_VARIANCES, LARGEST_DISPERSION, SLOPES
 from pmwd_dist.infer.filtered_noise import SMALL_SCALE_NOISE
 from pmwd_dist.infer.priors import Prior
 from pmwd_dist.observe.assignment import Window
@@ -278,8 +278,8 @@ class Sampler(Section):
     energy_variance: float = about(
         "energy error of a step of mclmc per dimension, at which its tuning aims; less where it differs along a chain",
         ENERGY_VARIANCE,
-        gt=0,
-        le=2e-3,
+        ge=ENERGY_VARIANCES[0],
+        le=ENERGY_VARIANCES[1],
     )
     steps: int = about("number of steps of each chain; may be raised later", 4000, ge=1)
     thin: int = about("number of steps from one saved draw to the next", 1, ge=1)

@@ -61,8 +61,8 @@ def _of_dark_energy(pairs: tuple[tuple[float, float], ...]) -> tuple[tuple[float
     return pairs
 
 
-_A, _W = (Annotated[float, Field(ge=low, le=high)] for low, high in (NODES, (-LARGEST_W, LARGEST_W)))
-_AW = Annotated[tuple[_A, _W], Listed]
+_A = Annotated[float, Field(ge=NODES[0], le=NODES[1])]
+_AW = Annotated[tuple[_A, Annotated[float, Field(ge=-LARGEST_W, le=LARGEST_W)]], Listed]
 _Table = Annotated[tuple[_AW, ...], Listed, AfterValidator(ascending), AfterValidator(_of_dark_energy)]
 _Power = Annotated[str, AfterValidator(lambda name, info: name if name in TRANSFERS else absolute(name, info))]
 Redshift = Annotated[float, Field(gt=-1)]
