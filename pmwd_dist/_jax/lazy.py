@@ -13,7 +13,7 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
     """`__getattr__`, `__dir__` and `__all__` of a package whose source may import its names for type checkers only.
 
     The only table of the names are these imports, `from MODULE import NAME as NAME`: an import without the second name
-    is private to type checkers. A program imports only what it uses.
+    is private to type checkers. A program imports only modules that it uses.
     """
     loader: Any = sys.modules[package].__loader__
     imports = re.findall(r"^ *from (\S+) import \w+ as ([^_\W]\w*)$", loader.get_source(package), re.MULTILINE)

@@ -53,8 +53,8 @@ def interpolation(x: np.ndarray) -> np.ndarray:
 def solve_volterra(kernel: Array, y: Array, squarings: int = 3) -> Array:
     """Solve x + kernel x = y with Neumann's series, which converges for the kernel of an initial value problem.
 
-    1 / (1 + K) = (1 - K) (1 + K^2) (1 + K^4) (1 + K^8) to order 15, and to order 31 after one refinement, exact to
-    rounding for the growth with matter densities of 0.02 or more. More squarings have higher orders.
+    1 / (1 + K) = (1 - K) (1 + K^2) (1 + K^4) (1 + K^8) to order 15, and to order 31 after one refinement. The growth
+    with matter densities of 0.02 or more is then exact to rounding. More squarings have higher orders.
     """
     power = jax.lax.stop_gradient(kernel)
     inverse = jnp.eye(len(y), dtype=y.dtype) - power

@@ -64,12 +64,12 @@ class Growth(NamedTuple):
 class GrowthTable(eqx.Module):
     """Growth factors and expansion rate of a cosmology, tabulated in ln a.
 
-    With L D = D'' + (2 + E'/E) D' (primes are d/d ln a, E = H/H0) and m = 3/2 Omega_cb(a), the growth factors solve
+    Let L D = D'' + (2 + E'/E) D' (primes are d/d ln a, E = H/H0) and m = 3/2 Omega_cb(a). The growth factors solve
       L D1 = m D1,   L D2 = m (D2 - D1^2),
-      L D3a = m (D3a - 2 D1^3),   L D3b = m (D3b + 2 D1 (D1^2 - D2))
-    on the growing mode, with D1(a = 1) = 1 (Bouchet et al. 1995; Catelan 1995). In an Einstein-de Sitter universe they
-    are a, -3/7 a^2, -1/3 a^3 and 10/21 a^3. Radiation and neutrinos enter by E alone: this is the growth of
-    cold matter on scales below the free streaming of neutrinos.
+      L D3a = m (D3a - 2 D1^3),   L D3b = m (D3b + 2 D1 (D1^2 - D2)).
+    They are growing modes, with D1(a = 1) = 1 (Bouchet et al. 1995; Catelan 1995). In an Einstein-de Sitter universe
+    they are a, -3/7 a^2, -1/3 a^3 and 10/21 a^3. Radiation and neutrinos enter by E alone: this is the growth of cold
+    matter on scales below the free streaming of neutrinos.
 
     Args:
       cosmo: parameters of the cosmology.

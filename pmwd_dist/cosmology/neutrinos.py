@@ -7,8 +7,8 @@ With ds = da / (a^3 E), cold matter and neutrinos move in the potential of both:
 
 with I the Fourier transform of the Fermi-Dirac distribution and l the free path per temperature and mass. Omega_nu is
 the density that neutrinos have by their mass: the clustering of massless ones is a part of transfer functions. Outside
-of the horizon, contrasts of a fluid with w = P / rho are (1 + w) delta_cb, and its pressure adds 3 w to its gravity:
-there Omega_nu is the excess of (1 + w) (1 + 3 w) rho over its value without mass, 8/3 rho_massless.
+of the horizon, contrasts of a fluid with w = P / rho are (1 + w) delta_cb, and its pressure adds 3 w to its gravity.
+Omega_nu is there the excess of (1 + w) (1 + 3 w) rho over its value without mass, 8/3 rho_massless.
 """
 
 from __future__ import annotations

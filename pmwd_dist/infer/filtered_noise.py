@@ -1,7 +1,7 @@
 """Gaussian noise of a field that is compared up to a wavenumber where its noise varies, or is hidden by a mask.
 
-In units of the standard deviation of each cell the noise is M (n + t H m), with white noise n and m, the mask M and the
-filter H, which keeps only the mean and modes beyond k_max. Its covariance on the cells that the mask shows is
+In units of the standard deviation of each cell the noise is M (n + t H m), with white noise n and m and the mask M. The
+filter H keeps only the mean and modes beyond k_max. The covariance of the noise on the cells that the mask shows is
 
   C = 1 + t^2 M H M.
 

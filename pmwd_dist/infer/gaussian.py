@@ -54,8 +54,8 @@ class Gaussian(Likelihood):
       mask: field on the mesh, true or 1 where there are data; default: everywhere.
       k_max: largest wavenumber of the comparison, in Fourier space [h/Mpc]; default: all, in real space.
       slope: change s of the variance with the density, sigma^2 (1 + s delta) of the prediction, with a k_max of its
-        modes up to it, a number from -1 to 10 or the name of a parameter: 1 like a Poisson process; default: 0. The
-        factor stays positive: below 0.05 it is 0.05^2 / (0.1 - factor).
+        modes up to it. A number from -1 to 10, where 1 is like a Poisson process, or the name of a parameter;
+        default: 0. The factor stays positive: below 0.05 it is 0.05^2 / (0.1 - factor).
       small_scale_noise: standard deviation of the noise of modes beyond k_max, in units of sigma, if there is a mask, a
         field of sigma or a slope; without them these modes are left out.
       noise_k2: change c of the noise's power with the wavenumber, sigma^2 (1 + c k^2) [(Mpc/h)^2] (Desjacques, Jeong &

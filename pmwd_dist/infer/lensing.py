@@ -205,7 +205,7 @@ class ShapeNoise(Likelihood):
       maps: forward model.
       density: number of galaxies per square arcminute, one number or one for each source.
       counts: number of galaxies in each pixel, in place of the density, in the shape (sources, px, py) or
-        (sources, pixels), or in that of one map; there are no data where it is 0.
+        (sources, pixels), or in the shape of one map; there are no data where it is 0.
       ellipticity: standard deviation of a component of the intrinsic ellipticity.
       mask: 1 where there are data, in the shape of the counts or of the data; default: everywhere.
 

@@ -82,8 +82,8 @@ def check_prior(posterior: Posterior, key: Array, draws: int = PRIOR_DRAWS) -> d
     """Compare data with data that the prior predicts, by name of the statistic.
 
     Statistics of the data, where the mask shows them, are their mean, variance and skewness, and on a mesh their power
-    in bands of wavenumbers. z is the normal score of the rank of the data among the predictions, so that p has the
-    uniform distribution of ranks where the model is right, and is at least 1 / (draws + 1).
+    in bands of wavenumbers. Each z is the normal score of the rank of the data among the predictions. Where the model
+    is right, p has the uniform distribution of ranks. It is at least 1 / (draws + 1).
 
     Args:
       posterior: posterior, given the data.

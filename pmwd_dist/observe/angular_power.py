@@ -103,7 +103,7 @@ def all_powers(maps: Array, side: float | None = None) -> dict[tuple[int, int], 
     """Spectra of all pairs of maps, by their indices, with one analysis of each map of the sphere.
 
     Raises:
-      ValueError: as in `angular_power`; the side is in degrees.
+      ValueError: errors of `angular_power`; the side is in degrees.
     """
     pairs = itertools.combinations_with_replacement(range(len(maps)), 2)
     if side is not None:
@@ -163,9 +163,9 @@ def limber_power(
       source: redshift of the sources, or (ascending redshifts, their number per redshift); a list of these gives the
         spectra of all pairs of bins, shape (bins, bins, n).
       alignment: (A, eta) of the intrinsic alignment of sources (z, n), as in `lensing_weights`; default: none.
-      cone: light cone whose maps the theory is for: matter of a shell has the same weight, and on a flat sky the same
-        distance; it gets the window of the pixels, and lacks waves that exceed the lattice of the particles or are
-        longer than the box. Default: all waves, without a window.
+      cone: light cone whose maps the theory is for. Matter of a shell has the same weight, and on a flat sky the same
+        distance. The power gets the window of the pixels, and lacks waves that exceed the lattice of the particles or
+        are longer than the box. Default: all waves, without a window.
 
     Raises:
       ValueError: a multipole or a value of P(k) is negative or not finite, or edges or sources are out of range, as in

@@ -38,13 +38,13 @@ class LagrangianBias(eqx.Module):
 
       w = 1 + b1 delta + b2 (delta^2 - <delta^2>) + bs2 (s^2 - <s^2>) + bnabla2 laplacian delta
           + b3 (delta^3 - 3 <delta^2> delta) + bdeltas2 (delta s^2 - <s^2> delta) + bs3 s^3
-          + f_nl (bphi phi + bphidelta (phi delta - <phi delta>)),
+          + f_nl (bphi phi + bphidelta (phi delta - <phi delta>))
 
-    less the means of operators of third order, with the linear, smoothed delta at the time of the tracers, at the
-    lattice sites of the particles. s^2 = s_ij s_ij and s^3 = s_ij s_jk s_ki with the tidal field s_ij = (k_i k_j / k^2
-    - 1/3 kronecker_ij) delta. Parameters of an expansion with b2 / 2, bs2 / 2 or b3 / 6 are two and six times the
-    values here. The terms with <delta^2> delta and <s^2> delta keep the bias of long waves at 1 + b1. phi is the
-    smoothed primordial potential of `linear_modes`.
+    less the means of operators of third order. The density delta is linear, smoothed, at the time of the tracers and at
+    the lattice sites of the particles. It has the tidal field s_ij = (k_i k_j / k^2 - 1/3 kronecker_ij) delta, with
+    s^2 = s_ij s_ij and s^3 = s_ij s_jk s_ki. Parameters of an expansion with b2 / 2, bs2 / 2 or b3 / 6 are two and
+    six times the values here. The terms with <delta^2> delta and <s^2> delta keep the bias of long waves at 1 + b1. phi
+    is the smoothed primordial potential of `linear_modes`.
 
     Args:
       b1, b2, bs2: dimensionless coefficients.

@@ -73,9 +73,9 @@ def galaxy_light_cone(
       potential_factor: factor of the potential, as in `nbody`.
 
     Returns:
-      Columns `RA`, `DEC` [deg], `Z`, the observed redshift (1 + Z_COSMO) (1 + v/c) - 1 with the peculiar velocity v
-      along the line of sight, `Z_COSMO`, `WEIGHT` and `NZ`, the number density at Z
-      without its error [(h/Mpc)^3], in double precision.
+      Columns `RA`, `DEC` [deg], `Z`, `Z_COSMO`, `WEIGHT` and `NZ`, in double precision. `Z` is the observed redshift
+      (1 + Z_COSMO) (1 + v/c) - 1 with the peculiar velocity v along the line of sight, and `NZ` the number density at
+      Z without its error [(h/Mpc)^3].
 
     Raises:
       ValueError: the survey reaches beyond the simulation or expects no galaxies, negative weights hold more than 2 %
@@ -117,7 +117,7 @@ class ConeGalaxies:
     """The galaxies of a survey that light has passed, gathered from step to step on the host.
 
     Args:
-      survey, key, weights, observer: as in `galaxy_light_cone`.
+      survey, key, weights, observer: arguments of `galaxy_light_cone`.
       times: scale factors at which steps begin and end.
     """
 

@@ -46,9 +46,9 @@ def halo_light_cone(
       observer: position of the observer in the box [Mpc/h]; default: the centre.
 
     Returns:
-      Columns `RA`, `DEC` [deg], `Z`, the observed redshift (1 + Z_COSMO) (1 + v/c) - 1 with the peculiar velocity v
-      along the line of sight, `Z_COSMO`, `a`, the scale factor of the catalogue, and the columns of the halos except
-      their positions, with the velocities of that time; ordered by catalogue, the latest first.
+      Columns `RA`, `DEC` [deg], `Z`, `Z_COSMO`, `a`, the scale factor of the catalogue, and the columns of the halos
+      except their positions, with the velocities of that time; ordered by catalogue, the latest first. `Z` is the
+      observed redshift (1 + Z_COSMO) (1 + v/c) - 1 with the peculiar velocity v along the line of sight.
 
     Raises:
       ValueError: the catalogues until a = 1 are less than two, of equal times or of another box, or the observer is

@@ -70,9 +70,9 @@ def analyse_spin2(values: Float[Array, "2 pixels"], nside: int, lmax: int) -> Fl
 
 
 def shear_modes(modes: Float[Array, "2 l m"], *, inverse: bool = False) -> Float[Array, "2 l m"]:
-    """Spin-2 coefficients of the shear: -sqrt((l+2)(l-1) / (l(l+1))) times those of the convergence (Hu 2000).
+    """Spin-2 coefficients of the shear: -sqrt((l+2)(l-1) / (l(l+1))) times the convergence's (Hu 2000).
 
-    The inverse gives those of the convergence from l = 2 on.
+    The inverse gives coefficients of the convergence from l = 2 on.
     """
     ell = np.maximum(np.arange(modes.shape[1]), 1)
     factor = -np.sqrt((ell + 2) * (ell - 1) / (ell * (ell + 1)))

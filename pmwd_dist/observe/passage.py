@@ -149,7 +149,7 @@ def summed(
 
     One pass over the maps takes no more memory than the particles or the local maps. `piece` has a further argument: a
     function of a map and an index in the map, negative for none, that returns the index in one pass. The size holds the
-    numbers of maps, and of the places of a map on each device. The other arguments are those of `deposit`.
+    numbers of maps, and of the places of a map on each device. `deposit` has the other arguments.
     """
     count, share = size
     names, devices = config.decomposition.names, config.decomposition.size

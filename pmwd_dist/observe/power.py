@@ -49,8 +49,8 @@ def power_spectrum(field: Real[Array, "nx ny nz"], config: Config, *, deconvolve
       field: field on the mesh, shape (nx, ny, nz).
       config: configuration of the simulation.
       deconvolve: True divides by the square of the cloud-in-cell window of a painted field (Jing 2005), which suits the
-        steep spectrum of matter but leaves aliases in a white one. "shot-noise" divides by the sum over all aliases,
-        which suits white spectra, such as random points, but leaves the power of matter too low.
+        steep spectrum of matter but leaves aliases in a white one. With "shot-noise" it divides by the sum over all
+        aliases, which suits white spectra, such as random points, but leaves the power of matter too low.
 
     Raises:
       ValueError: the field is not on the mesh or not real, or deconvolve has another value.

@@ -82,7 +82,7 @@ def cosine_moments(
 ) -> tuple[Array, Array]:
     """mu^2 and mu^4 of wavevectors and a direction, as means over both signs of components at the Nyquist frequency.
 
-    With b_i = k_i n_i for these components and a the sum of all other k_i n_i, the means are a^2 + sum b_i^2 and
+    Let b_i = k_i n_i for these components and a the sum of all other k_i n_i. The means are a^2 + sum b_i^2 and
     a^4 + 6 a^2 sum b_i^2 + 3 (sum b_i^2)^2 - 2 sum b_i^4, over k^2 and k^4. Both are 0 at k = 0.
 
     Args:

@@ -70,8 +70,8 @@ class Shells(NamedTuple):
 
     Args:
       dimensions: 1 for planes, 3 for spheres.
-      assignment: "nearest" assigns a mass to the shell around it. "linear" shares it between the shells with the
-        nearest mean distances on both sides; beyond the first and the last of these, its share falls to zero at the
+      assignment: "nearest" assigns a mass to the shell around it. With "linear" the shells with the nearest mean
+        distances on both sides share it; beyond the first and the last of these, its share falls to zero at the
         outer edges. Maps are then continuous functions of the distance, with derivatives.
     """
 

@@ -45,8 +45,8 @@ def lensing_weights(
     """Convergence per unit of the overdensity of each shell.
 
     The integral over the shell of 3/2 Omega_cb (H0/c)^2 f(x) / a int n(y) f(y - x) / f(y) dy, with the transverse
-    distance f (Bartelmann & Schneider 2001, eq. 6.18). n(y) is summed at its redshifts by the trapezoidal rule. Matter
-    beyond the last shell, and the clustering of massive neutrinos, are not included.
+    distance f (Bartelmann & Schneider 2001, eq. 6.18). The sum over n(y) is by the trapezoidal rule at its redshifts.
+    Matter beyond the last shell, and the clustering of massive neutrinos, are not included.
 
     With an alignment (A, eta), the intrinsic ellipticities follow the tidal field where the sources are, in the
     nonlinear alignment model (Bridle & King 2007). They add, with n(z) linear between its redshifts, the integral of
@@ -61,7 +61,7 @@ def lensing_weights(
 
     Raises:
       ValueError: edges that don't ascend, sources that are not redshifts, do not ascend or are all nearer than the
-        nearest shell, or numbers that are negative or all 0, or an alignment of sources at one redshift; traced values
+        nearest shell, numbers that are negative or all 0, or an alignment of sources at one redshift. Traced values
         are not checked.
     """
     table = growth_table_to(2, cosmo)

@@ -36,9 +36,10 @@ class Decomposition(Division):
       mesh: device mesh to use instead, with axes of any type (Auto, Explicit; Manual inside shard_map), possibly more
         than divide a field; default: the mesh of `jax.set_mesh`, if any.
       spec: PartitionSpec of a real field on this mesh, such as P("x", "y"); default: its axes, if one or two.
-      backend: communication backend: "xla"; "peer", for slabs along x over the GPUs of one host, which write into
-        each other's memory; "cudecomp", for one process a GPU (see `cudecomp.open_backend`); "auto" for the current
-        default (`config.update`), which is "peer" where it is available, else "xla"; or a `Backend` object.
+      backend: communication backend, "xla", "peer", "cudecomp", "auto" or a `Backend` object. With "peer", for slabs
+        along x, the GPUs of one host write into each other's memory; "cudecomp" is for one process a GPU (see
+        `cudecomp.open_backend`). By "auto" it is the current default (`config.update`): "peer" where it is available,
+        else "xla".
       transpose_comm: cuDecomp's backend for transposes: "nccl", "nccl_pl", "mpi_p2p", "mpi_p2p_pl", "mpi_a2a",
         "nvshmem", "nvshmem_pl" or "nvshmem_sm"; default: the current default, initially "nccl".
       halo_comm: cuDecomp's backend for halos: "nccl", "mpi", "mpi_blocking", "nvshmem" or "nvshmem_blocking".
@@ -383,7 +384,7 @@ def divisions(
     """Decompositions of the first devices of the program that fit all shapes, slabs along x first.
 
     Raises:
-      ValueError: there are none.
+      ValueError: no decomposition fits.
     """
     fitting, shape = None, shapes[0]
     for py in (py for py in range(1, count + 1) if count % py == 0):

@@ -184,7 +184,7 @@ def _abort_after_exceptions() -> None:
 
 
 def silence(stream: int) -> None:
-    """Discard what is written to a standard stream, by compiled code too.
+    """Discard lines that are written to a standard stream, by compiled code too.
 
     Threads of JAX on GPUs print lines once the service in process 0 has gone, until their own process ends.
     """
@@ -389,7 +389,7 @@ def _join_by_slurm(heartbeat_timeout: int) -> None:
 
 
 def _join(heartbeat_timeout: int, where: str | None, **how: Any) -> None:
-    """Start JAX's connections; say what is waited for if it takes long, and end on SIGINT and SIGTERM."""
+    """Start JAX's connections; report a long wait, and end on SIGINT and SIGTERM."""
     # It would take SIGTERM from the program, and print lines at its end.
     jax.config.update("jax_enable_preemption_service", False)
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # by operations of their own, others would wait for it

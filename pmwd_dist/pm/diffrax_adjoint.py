@@ -28,8 +28,8 @@ class ReversibleAdjoint(diffrax.AbstractAdjoint):
     Args:
       stored_potentials: number of last steps whose potentials a gradient stores, instead of a second paint and Poisson
         solve; they take 4 bytes a cell. The default "auto" stores up to ten, within 24 bytes a particle on one device
-        (36 on a GPU with a mesh no finer than the lattice) and 12 on several (more on GPUs, depending on the halos), or
-        within 256 MiB of a device (32 MiB of a CPU device), whichever is more.
+        and 12 on several, or within 256 MiB of a device (32 MiB of a CPU device), whichever is more. GPUs have 36 bytes
+        with a mesh no finer than the lattice, and on several more than 12, depending on the halos.
 
     Raises:
       ValueError: not a number of potentials.

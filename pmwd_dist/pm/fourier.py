@@ -43,9 +43,9 @@ def inverse_force_laplacian(shape: Shape3, lattice: Shape3, config: Config, dtyp
     """Green's function 1 / (k . d(k)) for the force of difference gradients [(Mpc/h)^2]; zero at k = 0.
 
     Along axes with 3 mesh cells for 2 lattice sites, d_i = k_i (8 sin x - sin 2x) / 6x, x = k_i h, is the wavenumber of
-    the fourth-order difference gradient with cells of side h: the longitudinal part of the optimal influence function
-    (Hockney & Eastwood 1988, sec. 8-3). Along other axes d_i = k_i; docs/explanation/accuracy.md has a comparison. With
-    `config.compensated`, see `_mesh_response`.
+    the fourth-order difference gradient with cells of side h. This is the longitudinal part of the optimal influence
+    function (Hockney & Eastwood 1988, sec. 8-3). Along other axes d_i = k_i; docs/explanation/accuracy.md has a
+    comparison. With `config.compensated`, see `_mesh_response`.
     """
     if config.compensated:
         k2 = k_squared(shape, config, dtype)

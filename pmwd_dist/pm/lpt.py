@@ -113,7 +113,7 @@ def _factors(table: GrowthTable, a: Array) -> tuple[Array, Array]:
 
 
 def _by_wavenumber(table: GrowthTable, a: Array, config: Config) -> tuple[Array, ...]:
-    """Growth and growth rate of cold matter over those of the table, with massive neutrinos."""
+    """Growth and growth rate of cold matter over the values of the table, with massive neutrinos."""
     response = table.response
     if response is None:
         return ()

@@ -26,8 +26,8 @@ from pmwd_dist.parallel.explicit_axes import on_auto_axes
 class Origin:
     """Scale factor and box [Mpc/h] of particles; None where unknown.
 
-    A pytree without leaves, which is unknown after a transformation of JAX. Static metadata would be those of the start
-    after an integration by diffrax.
+    A pytree without leaves, which is unknown after a transformation of JAX. Static metadata would be out of
+    date after an integration by diffrax.
     """
 
     a: float | None = None
@@ -54,8 +54,8 @@ class Particles(eqx.Module):
         """A snapshot of `Solution.snapshots`, whose arrays have a leading axis of saves.
 
         Raises:
-          TypeError: the particles are those at one time.
-          IndexError: there are fewer snapshots.
+          TypeError: particles at one time.
+          IndexError: an index beyond the last snapshot.
         """
         if self.disp.ndim != 5:
             raise TypeError("particles at one time have no snapshots; index their arrays, such as particles.disp[0]")

@@ -34,7 +34,7 @@ def wavevectors(config: Config, *, odd: bool = False) -> list[Array]:
 
 
 def inverse_laplacian(modes: Complex[Array, "nx ny nk"], config: Config) -> Complex[Array, "nx ny nk"]:
-    """Modes of a potential from those of its Laplacian, times -1 / k^2; 0 at k = 0. `pm.fourier` has +1 / k^2."""
+    """Modes of a potential from modes of its Laplacian, times -1 / k^2; 0 at k = 0. `pm.fourier` has +1 / k^2."""
     k2 = sum(ki**2 for ki in wavevectors(config))
     return -modes / jnp.where(k2 > 0, k2, jnp.inf)
 

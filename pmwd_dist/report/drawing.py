@@ -41,7 +41,7 @@ def start() -> ProcessPoolExecutor:
 
 
 def draw(figures: Figures) -> None:
-    """Draw these figures soon, in place of those of earlier data; `finish` draws those again that fail."""
+    """Draw these figures soon, in place of figures of earlier data; `finish` draws those again that fail."""
     for name, read in figures.items():
         remove(path := name.absolute())
         if path in _futures:

@@ -116,7 +116,7 @@ def _prepare(ensemble: Ensemble) -> None:
 
 
 def _is_new(folder: Path) -> bool:
-    """Whether a folder holds nothing but what an ensemble begins with."""
+    """Whether a folder holds nothing but the first files of an ensemble."""
     names = {path.name for path in folder.iterdir() if path.name[0] != "."} if folder.is_dir() else {""}
     return names <= {manifest.NAME, ROWS, *([BASE] if manifest.NAME in names else [])}
 
@@ -280,9 +280,9 @@ class _Worker:
 
 
 def write_summary(ensemble: Ensemble) -> list[str]:
-    """Write the tables of all rows into one file, with their parameters and what has become of them. Collective.
+    """Write the tables of all rows into one file, with their parameters and states. Collective.
 
-    Raises SimulationError if rows have failed or are damaged; those of the other rows are in the summary.
+    Raises SimulationError if rows have failed or are damaged; tables of the other rows are in the summary.
     """
     with raise_on_all_processes():
         if not distributed.is_main():

@@ -106,7 +106,7 @@ class Moments(NamedTuple):
 
 
 class Run(NamedTuple):
-    """State of all chains, and what they share, with the slopes of `diagnostics.bias_slopes` by parameter."""
+    """State of all chains, with their common values and the slopes of `diagnostics.bias_slopes` by parameter."""
 
     states: IntegratorState
     tuning: Tuning

@@ -88,7 +88,7 @@ def step(
 
     At the kick points the variance of a mode of frequency w is too large by h^2 w^2 / 12. States are displaced from
     there by h^2 / 24 times the gradient g, which makes variances right to second order. A state keeps the gradient of
-    the kick point, and the log density of the kick point plus its first-order change, which is too high by
+    the kick point, and the log density of the kick point plus its first-order change. This is too high by
     (h^2 / 24)^2 g H g / 2 for the curvature H, a sum over all dimensions. Another sampler must begin with its own
     `init`. The bias of parameters is `density_shift`.
 

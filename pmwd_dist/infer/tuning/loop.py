@@ -249,8 +249,8 @@ def run_blocks(
 ) -> tuple[IntegratorState, Block]:
     """A block of a batch of chains: `length` steps of MCLMC, or a few trajectories of HMC.
 
-    The observer is a function of position and gradient. It returns arrays to keep and a field to average. Further
-    options are those of `transition`.
+    The observer is a function of position and gradient. It returns arrays to keep and a field to average. `transition`
+    has further options.
     """
     chains, steps = states.logdensity.shape[0], length if method == "mclmc" else TRAJECTORIES
     fractions = jax.random.uniform(jax.random.fold_in(key, chains), (steps,))  # shared by all chains
@@ -303,7 +303,7 @@ def _normalised(directions: Any) -> tuple[Any, Array]:
 def at_extremes(positions: Any, numbers: np.ndarray) -> list[Any]:
     """Batches of the positions, each with numbers that are `AWAY` standard deviations from their mean, one at a time.
 
-    The numbers are those of the positions along chains, (chains, steps, n); there may be none. Curvatures grow with
+    The positions have these numbers along chains, (chains, steps, n); there may be none. Curvatures grow with
     parameters such as a galaxy bias, and chains of a short tuning visit the middle of the posterior.
     """
     if not numbers.size:

@@ -61,7 +61,7 @@ def load_tuning(path: str | Path) -> SavedTuning:
     """The tuning of the chains of a folder, or of a file of `SavedTuning.save`.
 
     Raises:
-      ValueError: there is no tuned chain.
+      ValueError: a folder or file without a tuned chain.
       ArrayFileError: the file is damaged.
 
     Examples:

@@ -81,7 +81,7 @@ def evolve_vjp(
         return _add_vjp(lambda *at: function(*at[:-1], eqx.combine(at[-1], others)), good, at, cotangents, sums)
 
     def through_saves(kicked: ExactParticles, now: _StepInput, sums: Any) -> Any:
-        """Add cotangents of what is saved after a step to those of its a1, its particles and the arguments."""
+        """Add cotangents of values saved after a step to cotangents of its a1, its particles and the arguments."""
         for save, saved, slot in zip(saves, cotangents.saved, now.saving, strict=True):
 
             def add(kicked: ExactParticles, step: Step, cotangent: Any, sums: Any, save: Save = save) -> Any:

@@ -42,7 +42,7 @@ class Slices(Output):
         return [self.file(z, "npz"), self.file(z, "png")]
 
     def measure(self, view: View) -> Arrays:
-        """Density of the phase-space sheet; that of the particles if a tracer of the sheet is beyond the halo."""
+        """Density of the phase-space sheet; of the particles if a tracer of the sheet is beyond the halo."""
         config = view.config
         cell, cells = config.cell_size[2], config.mesh_shape[2]
         planes = min(max(1, round(self.thickness / cell)), cells)

@@ -1,4 +1,4 @@
-"""Settings of a simulation: the sections of its TOML file, those of all files among them."""
+"""Settings of a simulation: the sections of its TOML file, shared ones among them."""
 
 from __future__ import annotations
 
