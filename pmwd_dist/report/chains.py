@@ -156,6 +156,7 @@ def corner(
                     _draw_prior(ax, priors[row])
                 ax.set_yticks([])
             else:
+                ax.tick_params(labelleft=j == 0)
                 ax.hexbin(np.ravel(draws[column]), np.ravel(draws[row]), gridsize=30, cmap="Blues", mincnt=1, lw=0)
                 if row in truth:
                     ax.axhline(truth[row], **TRUTH)
