@@ -31,15 +31,11 @@ def group_labels(points: np.ndarray, sides: Sequence[float], length: float) -> n
       ValueError: on CPUs, a point is not finite or not in the box, or the box has too many cells of the length.
     """
     if len(set(sides)) == 1 and jax.default_backend() == "gpu" and importlib.util.find_spec("jztree_cuda"):
-        return _on_gpu(points, float(sides[0]), length)
+        return np.asarray(_least_indices(np.asarray(points, np.float32), float(sides[0]), length))
     native_op = native.function("friends_of_friends")
     if native_op is None:
         return _by_tree(points, sides, length)
     return np.frombuffer(native_op(np.ascontiguousarray(points), tuple(sides), length), np.int32)
-
-
-def _on_gpu(points: np.ndarray, side: float, length: float) -> np.ndarray:
-    return np.asarray(_least_indices(np.asarray(points, np.float32), side, length))
 
 
 @partial(program.jit, static_argnums=(1, 2))
