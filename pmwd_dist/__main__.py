@@ -17,11 +17,6 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
     os._exit(128 + number)
 
 
-def _fail(message: str) -> NoReturn:
-    sys.stderr.write(f"pmwd-dist: {message}\n")
-    sys.exit(2)
-
-
 def _open_streams() -> None:
     """Open the standard streams that are closed, whose numbers the next files would take, and allow any text.
 
@@ -51,7 +46,8 @@ def main() -> NoReturn:
     except ValueError as error:
         if "--traceback" in sys.argv:
             raise
-        _fail(f"JAX does not start: {error}")  # it has read its variables
+        sys.stderr.write(f"pmwd-dist: JAX does not start: {error}\n")  # it has read its variables
+        sys.exit(2)
 
     try:
         run(began=_BEGAN)

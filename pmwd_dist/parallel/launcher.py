@@ -48,7 +48,7 @@ def coordinator(comm: Any) -> tuple[str, int, str | None]:
 
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     local_rank, alone = node.Get_rank(), node.Get_size() == comm.Get_size()
-    bound = node.allgather(_cores())
+    bound = node.allgather(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]())
     node.Free()
     address = key = None
     if comm.Get_rank() == 0:
@@ -58,11 +58,6 @@ def coordinator(comm: Any) -> tuple[str, int, str | None]:
             note(text)
     address, key = comm.bcast((address, key), root=0)
     return address, local_rank, key
-
-
-def _cores() -> set[int]:
-    """Cores on which this process may run; empty where the system does not tell."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 def narrow_binding(bound: list[set[int]], cores: int) -> str | None:

@@ -154,12 +154,9 @@ def _tangent(
         results_like=[first + i for i in result_ids],
     )
     by_id = dict(zip(result_ids, out, strict=True))
-    return results_treedef.unflatten([by_id.get(i, _no_tangent(x)) for i, x in enumerate(results)])
+    none = [jnp.zeros_like(x) if _is_inexact(x) else np.zeros(x.shape, jax.dtypes.float0) for x in results]
+    return results_treedef.unflatten([by_id.get(i, x) for i, x in enumerate(none)])
 
 
 def _is_inexact(x: Any) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.inexact))
-
-
-def _no_tangent(x: Array) -> Any:
-    return jnp.zeros_like(x) if _is_inexact(x) else np.zeros(x.shape, jax.dtypes.float0)
