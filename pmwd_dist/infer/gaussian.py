@@ -63,7 +63,7 @@ class Gaussian(Likelihood):
       templates: fields on the mesh of systematics, such as dust or seeing, by the names of their amplitudes.
 
     Raises:
-      ValueError: sigma not positive, a mask that hides everything, or another argument out of its range.
+      ValueError: sigma not from 1e-15 to 1e15, a mask that hides everything, or another argument out of its range.
     """
 
     quantity: ClassVar[str] = "density / mean"

@@ -209,7 +209,8 @@ class Model(eqx.Module):
         """The posterior, given data on the mesh, or maps.
 
         Raises:
-          ValueError: data that are impossible under the likelihood, or a prior of an unused parameter.
+          ValueError: data that are impossible under the likelihood or beyond 1e12 of its sigma, or a prior of an unused
+            parameter.
 
         Warns:
           UserWarning: constant data, or a contrast where the model predicts a density.
