@@ -22,6 +22,8 @@ from pmwd_dist.observe.filters import interlaced_density as interlaced_density
 from pmwd_dist.observe.filters import smoothed as smoothed
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone as FlatSkyLightCone
 from pmwd_dist.observe.galaxy_cone import galaxy_light_cone as galaxy_light_cone
+from pmwd_dist.observe.galaxy_maps import GalaxyMaps as GalaxyMaps
+from pmwd_dist.observe.galaxy_maps import galaxy_maps as galaxy_maps
 from pmwd_dist.observe.halo_cone import halo_light_cone as halo_light_cone
 from pmwd_dist.observe.halo_masses import overdensity_masses as overdensity_masses
 from pmwd_dist.observe.halos import HaloCatalogue as HaloCatalogue

@@ -1,4 +1,4 @@
-"""Angular power spectra of lensing maps: measured ones, and linear theory by Limber's integral."""
+"""Angular power spectra of maps of lensing and galaxies: measured ones, and linear theory by Limber's integral."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -20,7 +21,7 @@ from pmwd_dist._jax.order import row_major
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.collocation import matmul
-from pmwd_dist.cosmology.distance import scale_factor_at, transverse_distance
+from pmwd_dist.cosmology.distance import comoving_distance, scale_factor_at, transverse_distance
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe import harmonics
@@ -149,7 +150,9 @@ def limber_power(
     source: Sources,
     *,
     alignment: Alignment | None = None,
+    galaxies: Sequence[tuple[Any, Any, Any]] = (),
     cone: LightCone | None = None,
+    pixel: float | None = None,
 ) -> Float[Array, "*bins n"]:
     """C_l of the convergence by linear theory, for the matter between the first edge and the last [steradian].
 
@@ -163,13 +166,16 @@ def limber_power(
       source: redshift of the sources, or (ascending redshifts, their number per redshift); a list of these gives the
         spectra of all pairs of bins, shape (bins, bins, n).
       alignment: (A, eta) of the intrinsic alignment of sources (z, n), as in `lensing_weights`; default: none.
+      galaxies: (ascending redshifts, number of galaxies per redshift, bias) of bins of galaxies, which follow those of
+        sources; the Eulerian bias is a number or a function of k. They have no shot noise, magnification or velocities.
       cone: light cone whose maps the theory is for. Matter of a shell has the same weight, and on a flat sky the same
         distance. The power gets the window of the pixels, and lacks waves that exceed the lattice of the particles or
         are longer than the box. Default: all waves, without a window.
+      pixel: with a cone, side of the pixels of galaxies on a flat sky [degrees]; default: points.
 
     Raises:
-      ValueError: a multipole or a value of P(k) is negative or not finite, or edges or sources are out of range, as in
-        `lensing_weights`.
+      ValueError: a multipole or a value of P(k) is negative or not finite, or edges, sources or galaxies are out of
+        range, as in `lensing_weights`.
     """
     check_on_host("limber_power", (ell, cosmo, source))
     check_number(ell, "ell", 0, several=True)
@@ -177,8 +183,12 @@ def limber_power(
     if cone is not None and (len(edges) != len(cone.edges) or not np.allclose(edges, cone.edges)):
         raise ArgumentError("edges", list(edges), f"must be those of the cone, {list(cone.edges)}")
     bins = bins_of(source)
-    far = min(last, max(float(jnp.max(source_distances(one, table, near)[0])) for one in bins))
+    every = [*bins, *((z, n) for z, n, _ in galaxies)]
+    far = min(last, max(float(jnp.max(source_distances(one, table, near)[0])) for one in every))
     slabs = np.linspace(near, far, _SLABS + 1) if cone is None else _slabs_of(cone)
+    for z, n, _ in galaxies:
+        ends = np.asarray(z, float)[np.asarray(n) > 0][[0, -1]]
+        slabs = np.union1d(slabs, np.clip(comoving_distance(1 / (1 + ends), table), slabs[0], slabs[-1]))
     distance = middle = (slabs[1:] + slabs[:-1]) / 2
     if cone is None:
         weights = lensing_weights(slabs.tolist(), table, bins, alignment=alignment)
@@ -195,10 +205,23 @@ def limber_power(
     growth = jax.vmap(lambda k, a: jnp.broadcast_to(table.linear(k, a)[0], k.shape), (1, 0), 1)(k, a)
     linear = jnp.asarray(linear_power_at(k.ravel(), power), dtype=float).reshape(k.shape)
     slab_power = linear * (growth / across[None]) ** 2 / jnp.asarray(np.diff(slabs), dtype=float)[None]
+    powers = [slab_power] * 3  # of two maps of which none, one or both are of galaxies
     if cone is not None:
-        slab_power = slab_power * resolved_share(np.asarray(ell, float).reshape(-1), np.asarray(k), cone)
-    spectra = jnp.einsum("is,js,ns->ijn", weights, weights, slab_power, precision="highest")
-    return spectra if isinstance(source, list) else spectra[0, 0]
+        resolved = partial(resolved_share, np.asarray(ell, float).reshape(-1), np.asarray(k), cone, pixel=pixel)
+        powers = [slab_power * resolved(galaxies=i) for i in range(3 if galaxies else 1)]
+    fields = [(weight[None], 0) for weight in weights]
+    for z, n, bias in galaxies:
+        share = jnp.asarray(_shares_of_galaxies(z, n, slabs, table), dtype=float)[None]
+        fields.append((jnp.asarray(bias(k) if callable(bias) else bias) * share, 1))
+    spectra = jnp.stack([jnp.stack([jnp.sum(x * y * powers[i + j], -1) for y, j in fields]) for x, i in fields])
+    return spectra if isinstance(source, list) or galaxies else spectra[0, 0]
+
+
+def _shares_of_galaxies(z: Any, n: Any, slabs: np.ndarray, table: GrowthTable) -> np.ndarray:
+    """Shares of the slabs in galaxies, whose numbers per redshift are summed by the trapezoidal rule."""
+    z, n = np.asarray(z, float), np.asarray(n, float)
+    total = np.append(0.0, np.cumsum((n[1:] + n[:-1]) / 2 * np.diff(z)))
+    return np.diff(np.interp(slabs, np.asarray(comoving_distance(1 / (1 + z), table)), total / total[-1]))
 
 
 def _slabs_of(cone: LightCone) -> np.ndarray:
@@ -252,15 +275,20 @@ def _longest(config: Config) -> float:
     return (3 / (4 * math.pi)) ** (1 / 3) * 2 * math.pi / math.prod(config.box_size) ** (1 / 3)
 
 
-def resolved_share(ell: np.ndarray, k: np.ndarray, cone: LightCone) -> np.ndarray:
+def resolved_share(
+    ell: np.ndarray, k: np.ndarray, cone: LightCone, *, galaxies: int = 0, pixel: float | None = None
+) -> np.ndarray:
     """Power in maps of a light cone over the power of the matter: windows of its pixels, and waves of its particles.
 
     No wave exceeds the lattice, or is longer than the box. Planes of a flat sky are painted and read by cloud-in-cell.
+    Galaxies count in the nearest pixel.
 
     Args:
       ell: multipoles, shape (n,).
       k: wavenumbers across the line of sight [h/Mpc], shape (n, slabs).
       cone: light cone.
+      galaxies: how many of the two maps are of galaxies.
+      pixel: side of the pixels of galaxies on a flat sky [degrees].
     """
     config = cone.config
     mu, weight = np.polynomial.legendre.leggauss(_ANGLES)
@@ -271,7 +299,12 @@ def resolved_share(ell: np.ndarray, k: np.ndarray, cone: LightCone) -> np.ndarra
     share = (inside @ np.repeat(weight, _ANGLES)) / (2 * _ANGLES) * (k >= _longest(config))
     if isinstance(cone, SphericalLightCone):
         lmax = math.ceil(float(ell.max(initial=0)))
-        window = pixel_window(cone.nside, lmax, nearest=cone.assignment == "nearest")
-        return share * np.interp(ell, np.arange(lmax + 1), window**2)[:, None]
-    waves = [k[..., None] * f(phi) * L / n for f, L, n in zip((np.cos, np.sin), cone.sides, cone.pixels, strict=True)]
-    return share * np.prod([np.sinc(x / (2 * math.pi)) ** 8 for x in waves], axis=0).mean(axis=-1)
+        nearest = [cone.assignment == "nearest" or i < galaxies for i in range(2)]
+        window = math.prod(pixel_window(cone.nside, lmax, nearest=each) for each in nearest)
+        return share * np.interp(ell, np.arange(lmax + 1), window)[:, None]
+    window, side = 1.0, math.radians(pixel or 0.0)
+    for f, length, n in zip((np.cos, np.sin), cone.sides, cone.pixels, strict=True):
+        matter, counted = k[..., None] * f(phi) * length / n, ell[:, None, None] * f(phi) * side
+        window = window * np.sinc(matter / (2 * math.pi)) ** (8 - 4 * galaxies)
+        window = window * np.sinc(counted / (2 * math.pi)) ** galaxies
+    return share * np.mean(window, axis=-1)

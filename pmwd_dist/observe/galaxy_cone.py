@@ -119,6 +119,7 @@ class ConeGalaxies:
     Args:
       survey, key, weights, observer: arguments of `galaxy_light_cone`.
       times: scale factors at which steps begin and end.
+      bins: edges of bins of redshift, and the linear bias by wavenumber, for spectra; default: none.
     """
 
     def __init__(
@@ -131,10 +132,11 @@ class ConeGalaxies:
         key: Array,
         weights: Weights | None = None,
         observer: Sequence[float] | None = None,
+        bins: tuple[Sequence[float], Any] | None = None,
     ):
         check_survey(survey)
         check_key(key)
-        self.survey, self.table, self.config, self.key = survey, table, config, key
+        self.survey, self.table, self.config, self.key, self.bins = survey, table, config, key, bins
         self.rows = np.zeros((0, COLUMNS))
         times = np.asarray(times, float)
         self.distances = distances_at(1 / times - 1, table)

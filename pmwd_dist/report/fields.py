@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -127,13 +127,21 @@ def planes(
 
 
 @styled(outward=True)
-def convergence(kappa: Any, *, shear: Any = None, field: float | None = None, axes: Any = None) -> Figure:
+def convergence(
+    kappa: Any,
+    *,
+    shear: Any = None,
+    field: float | None = None,
+    quantity: str = r"convergence $\kappa$",
+    axes: Any = None,
+) -> Figure:
     """Draw a map of the convergence: a flat sky with sticks along the shear, or the sphere in Mollweide's projection.
 
     Args:
       kappa: convergence of `observe.convergence`: rays of shape (n, n), or HEALPix pixels in RING order.
       shear: shear of `observe.shear` along the rays, shape (2, n, n).
       field: side of the field of view of a flat sky [degrees].
+      quantity: label of the colours.
       axes: axes; default: a new figure.
 
     Examples:
@@ -143,7 +151,7 @@ def convergence(kappa: Any, *, shear: Any = None, field: float | None = None, ax
     kappa = np.asarray(kappa, float)
     low, high = np.percentile(kappa, [0.5, 99.7])
     style: Any = {"origin": "lower", "cmap": "magma", "vmin": low, "vmax": high}
-    bar: Any = {"label": r"convergence $\kappa$", "extend": "both"}
+    bar: Any = {"label": quantity, "extend": "both"}
     if kappa.ndim == 2:
         half = (field or 1.0) / 2
         (ax,) = make_axes(axes, (6.6, 5.6))
@@ -169,25 +177,27 @@ def lensed_maps(
     *,
     shear: np.ndarray | None = None,
     field: float | None = None,
-    spectra: Sequence[Any] = (),
-    linear: Sequence[np.ndarray] = (),
-    labels: Sequence[str] = (),
+    galaxies: Sequence[tuple[str, np.ndarray]] = (),
+    spectra: Sequence[Mapping[str, Any]] = (),
 ) -> Figure:
-    """Draw maps of the convergence of several sources side by side, and their angular power spectra.
+    """Draw maps of the convergence of several sources side by side, those of galaxies, and angular power spectra.
 
-    Arguments are those of `convergence` for each source, and of `angular_power` for the spectra, if there are any.
+    Arguments are those of `convergence` for each source, names and maps of galaxies, and those of `angular_power`, for
+    each of its panels.
     """
     from matplotlib.figure import Figure
 
-    panels = len(names) + bool(spectra)
+    panels = len(names) + len(galaxies) + len(spectra)
     size = (9.6, 5.4 * panels) if field is None else (6.6 * panels, 5.6)
     figure = Figure(figsize=size, layout="constrained")
     axes = np.ravel(figure.subplots(*((panels, 1) if field is None else (1, panels))))
-    for i, (kappa, name) in enumerate(zip(maps, names, strict=True)):
-        axes[i].set_title(name, fontsize=14)
-        convergence(kappa, shear=None if shear is None else shear[i], field=field, axes=axes[i])
-    if spectra:
-        angular_power(spectra, linear, labels=labels, axes=axes[-1])
+    for i, (ax, (name, values)) in enumerate(zip(axes, [*zip(names, maps, strict=True), *galaxies], strict=False)):
+        ax.set_title(name, fontsize=14)
+        of_galaxies: Any = {"quantity": "overdensity of galaxies"} if i >= len(names) else {}
+        sticks = None if shear is None or of_galaxies else shear[i]
+        convergence(values, shear=sticks, field=field, axes=ax, **of_galaxies)
+    for ax, panel in zip(axes[panels - len(spectra) :], spectra, strict=True):
+        angular_power(**panel, axes=ax)
     return figure
 
 

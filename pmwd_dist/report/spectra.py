@@ -253,7 +253,9 @@ def angular_power(
     for i, (spectrum, colour) in enumerate(zip(spectra, colours(len(spectra)), strict=True)):
         ell, power, modes = _filled(spectrum.modes, spectrum.ell, spectrum.power, spectrum.modes)
         factor = ell * (ell + 1) / (2 * np.pi)
-        power, error = factor * power, factor * power * np.sqrt(2 / modes)
+        error = getattr(spectrum, "error", None)  # of tables of runs
+        error = factor * (power * np.sqrt(2 / modes) if error is None else _filled(spectrum.modes, error)[0])
+        power = factor * power
         ax.fill_between(ell, np.maximum(power - error, 1e-30), power + error, color=colour, alpha=0.2, lw=0)
         ax.plot(ell, power, "o-", ms=4, color=colour, lw=1.8, label=labels[i] if labels else None)
         if len(linear):
@@ -270,7 +272,7 @@ def angular_power(
     if len(values):
         ax.set_ylim(max(values.min() * 0.5, values.max() * 1e-4), values.max() * 2)
     finish_axis(ax, np.concatenate(ells))
-    ax.set_ylabel(r"$\ell(\ell+1)\,C_\ell^{\kappa\kappa} / 2\pi$")
+    ax.set_ylabel(r"$\ell(\ell+1)\,C_\ell / 2\pi$")
     return _finished(ax, r"multipole $\ell$", legend=bool(len(labels) or len(linear)))
 
 

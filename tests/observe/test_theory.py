@@ -151,6 +151,34 @@ def test_limber_power_is_the_integral():
     np.testing.assert_allclose(pairs[0, 1], [quad(crossed, 1e-3, near, (value,))[0] for value in ell], rtol=1e-3)
     np.testing.assert_array_equal(pairs[0, 1], pairs[1, 0])
 
+    z, number = np.linspace(0.2, 0.4, 2001), np.linspace(1.0, 3.0, 2001)
+    ends, samples = 2 * hubble * (1 - np.sqrt(1 / (1 + z[[0, -1]]))), [(z, number, lambda k: 1.5 + k)]
+    found = pmd.observe.limber_power(ell, power, EinsteinDeSitter, (0.0, 2000.0), source, galaxies=samples)
+
+    def counted(x: float, ell: float, galaxies: int) -> float:
+        a = (1 - x / (2 * hubble)) ** 2
+        density = (1 + 10 * (1 / a - 1.2)) / 0.4 / hubble * a**-1.5
+        bias, weight = 1.5 + (ell + 0.5) / x, 1.5 / hubble**2 * x * (chi - x) / chi / a
+        return (bias * density) ** galaxies * weight ** (2 - galaxies) * (a / x) ** 2 * power((ell + 0.5) / x)
+
+    for galaxies in (1, 2):
+        expected = [quad(counted, *ends, (value, galaxies))[0] for value in ell]
+        np.testing.assert_allclose(found[galaxies - 1, 1], expected, rtol=1e-3)
+    np.testing.assert_array_equal(found[0, 1], found[1, 0])
+
+
+def test_galaxies_on_planes_have_the_window_of_their_pixels():
+    cone, ell, side = pmd.observe.FlatSkyLightCone(pmd.Config(500.0, 1024), (400.0, 800.0), pixels=1 << 15), 900.0, 0.2
+    samples: Any = [([0.15, 0.2], [1.0, 1.0], 1.0)]
+    given = [ell], power, EinsteinDeSitter, cone.edges, 0.7
+    fine, coarse = (
+        pmd.observe.limber_power(*given, galaxies=samples, cone=cone, pixel=pixel) for pixel in (None, side)
+    )
+    x, phi = (np.arange(50) + 0.5) / 50 - 0.5, (np.arange(50) + 0.5) * np.pi / 100
+    waves = [np.cos(ell * np.radians(side) * f(phi) * x[:, None]).mean(0) for f in (np.cos, np.sin)]
+    expected = [[1, np.mean(waves[0] * waves[1])], [np.mean(waves[0] * waves[1]), np.mean((waves[0] * waves[1]) ** 2)]]
+    np.testing.assert_allclose((coarse / fine)[..., 0], expected, rtol=1e-3)
+
 
 @pytest.mark.parametrize("sky", ["flat", "sphere"])
 def test_matter_of_a_shell_has_one_weight_and_on_planes_one_distance(sky: str):

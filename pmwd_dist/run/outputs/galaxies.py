@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
@@ -42,6 +42,7 @@ CONE = (*("b1", *_OPERATORS, "smoothing"), *("light_cone", "n_z", "sky", "comple
 
 
 _Selected = Annotated[tuple[Distance, Share], Listed]
+_Redshift = Annotated[float, Field(ge=0, le=1000)]
 
 
 class Galaxies(TableOutput):
@@ -104,6 +105,11 @@ class Galaxies(TableOutput):
         None,
         "survey.h5:/sky",
     )
+    redshift_bins: Annotated[tuple[_Redshift, ...], Listed] | None = about(
+        "edges of bins of Z, whose maps and C_l are written with the lensing of observe.light_cone; default: none",
+        None,
+        [0.1, 0.2, 0.4],
+    )
     completeness: float = about("share of the galaxies that the survey sees", 1.0, gt=0, le=1)
     redshift_error: float = about("standard deviation of errors of Z / (1 + Z)", 0.0, ge=0, le=0.2)
     observer: Place | None = OBSERVER
@@ -125,7 +131,7 @@ class Galaxies(TableOutput):
             yield "observe.galaxies.catalogue: needs observe.galaxies.number_density; for example 0.001"
         if self.light_cone != (self.n_z is not None):
             yield "observe.galaxies.n_z: is needed on a light cone, light_cone = true, and has no effect without it"
-        for key in ("sky", "completeness", "redshift_error", "observer"):
+        for key in ("sky", "completeness", "redshift_error", "observer", "redshift_bins"):
             if not self.light_cone and getattr(self, key) != type(self).model_fields[key].default:
                 yield f"observe.galaxies.{key}: has no effect without light_cone = true; leave it out"
         volume = math.prod(box.size)
@@ -179,13 +185,7 @@ class Galaxies(TableOutput):
             mean, squares, fourth = (float(jnp.mean(weight**power)) for power in (1, 2, 4))
             noise, scatter = noise * mean / squares, math.sqrt(fourth) / squares
         measured = power_multipoles(field, config, line_of_sight=self.line_of_sight, poles=POLES)
-        radius = self.smoothing or 0.0
-
-        @jit
-        def bias(k: Array) -> Array:
-            return 1 + (self.b1 - self.bnabla2 * k**2) * jnp.exp(-(k**2) * radius**2 / 2)
-
-        options: Any = {"bias": bias, "a": a, "line_of_sight": axis, "poles": POLES}
+        options: Any = {"bias": jit(self.linear_bias), "a": a, "line_of_sight": axis, "poles": POLES}
         theory = kaiser_multipoles(simulation.linear_power, cosmo, config, **options)
         where = f"in redshift space along {axis}" if axis else "in real space"
         table = poles_table(self, view, f"galaxies of Lagrangian b1 = {self.b1:g} {where}", measured, theory, noise)
@@ -196,6 +196,10 @@ class Galaxies(TableOutput):
     @classmethod
     def plot(cls, table: Table) -> Drawing:
         return Multipoles.plot(table)
+
+    def linear_bias(self, k: Array) -> Array:
+        """Eulerian bias at wavenumbers [h/Mpc], to first order."""
+        return 1 + (self.b1 - self.bnabla2 * k**2) * jnp.exp(-(k**2) * (self.smoothing or 0.0) ** 2 / 2)
 
     def tracers(self, view: View) -> tuple[Particles, Array]:
         """Particles, in redshift space if the section says so, and their weights as galaxies."""

@@ -17,6 +17,7 @@ from pmwd_dist.cosmology.growth import growth_table
 from pmwd_dist.io.snapshot import content
 from pmwd_dist.observe.galaxy_cone import ConeGalaxies, room_of, survey_extent
 from pmwd_dist.observe.galaxy_draws import COLUMNS
+from pmwd_dist.observe.galaxy_maps import check_bins
 from pmwd_dist.observe.survey import Survey
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.pm.time_steps import step_times
@@ -24,7 +25,9 @@ from pmwd_dist.report import plot
 from pmwd_dist.report.page import Caption
 from pmwd_dist.run.outputs.base import Arrays, Drawing, modes_of
 from pmwd_dist.run.outputs.galaxies import OfGalaxies
+from pmwd_dist.run.outputs.light_cone import place_of
 from pmwd_dist.run.settings.setup import SimulationSetup
+from pmwd_dist.run.settings.writing import toml_value
 
 _SKY = "observe.galaxies.sky"
 _BYTES, _NUMBERS = 48, 48  # of a galaxy on disk; for each particle, with both ends of a step
@@ -59,13 +62,17 @@ class GalaxyCone(OfGalaxies):
         return Survey(np.transpose(galaxies.n_z or ()), mask=data.get(_SKY), **options)
 
     def input_problems(self, arrays: Arrays, simulation: SimulationSetup) -> list[str]:
+        table, cone, bins = growth_table(simulation.cosmo), simulation.light_cone, self.galaxies.redshift_bins
         try:
-            survey_extent(
-                self.survey(arrays), growth_table(simulation.cosmo), simulation.config, self.galaxies.observer
-            )
+            survey = self.survey(arrays)
+            _, observer, _ = survey_extent(survey, table, simulation.config, self.galaxies.observer)
+            if bins is not None and cone is not None:
+                check_bins(bins, survey, table, cone)
+                if observer != (expected := place_of(cone)):
+                    return [f"observe.galaxies.observer: must be {toml_value(expected)} as for observe.light_cone"]
         except ArgumentError as error:
             key = error.argument.removeprefix("survey.").replace("mask.shape", "sky").replace("mask", "sky")
-            return [f"observe.galaxies.{key}: {error.reason}"]
+            return [f"observe.galaxies.{key.replace('bins', 'redshift_bins')}: {error.reason}"]
         return []
 
     def warnings(self, simulation: SimulationSetup) -> list[str]:
@@ -76,7 +83,7 @@ class GalaxyCone(OfGalaxies):
         return [f"observe.light_cone.shift: {text}; use false for their cross-correlation"]
 
     def cone_galaxies(self, simulation: SimulationSetup, times: Sequence[float], data: Arrays) -> ConeGalaxies:
-        modes = modes_of(simulation)
+        modes, bins = modes_of(simulation), self.galaxies.redshift_bins
         try:
             return ConeGalaxies(
                 self.survey(data),
@@ -86,6 +93,7 @@ class GalaxyCone(OfGalaxies):
                 key=jax.random.fold_in(jax.random.key(simulation.seed), 1),  # not those at single times
                 weights=lambda a: self.galaxies.weights_at(a, modes, simulation),
                 observer=self.galaxies.observer,
+                bins=None if bins is None else (bins, self.galaxies.linear_bias),
             )
         except ArgumentError as error:
             raise SimulationError(f"observe.galaxies: {error.argument} {error.reason}") from error

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, Self
@@ -27,6 +28,8 @@ from pmwd_dist.io.snapshot import content
 from pmwd_dist.observe import lensing
 from pmwd_dist.observe.angular_power import AngularPower, all_powers, limber_power, share_beyond_box
 from pmwd_dist.observe.flat_sky import ACROSS, FlatSkyLightCone
+from pmwd_dist.observe.galaxy_cone import ConeGalaxies
+from pmwd_dist.observe.galaxy_maps import GalaxyMaps, galaxy_maps
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.observe.power import mean
 from pmwd_dist.observe.shells import Assignment, checked_observer
@@ -238,7 +241,9 @@ class LightCone(Output):
         cone: Any = simulation.light_cone
         return 4 * shells_like(cone).size
 
-    def write_last(self, folder: Path, simulation: SimulationSetup, shells: Array, cone_galaxies: Any) -> None:
+    def write_last(
+        self, folder: Path, simulation: SimulationSetup, shells: Array, cone_galaxies: ConeGalaxies | None
+    ) -> None:
         cone: Any = simulation.light_cone
         view = self.view(cone, simulation.seed)
         means = (
@@ -246,21 +251,27 @@ class LightCone(Output):
         )
         about: dict[str, Any] = {"sources": means, "edges": cone.edges, "box_size": cone.config.box_size}
         about |= {f"n(z) of bin {i}": np.stack(one.n_z) for i, one in enumerate(self.bins or (), 1)}
+        about |= {"sky": self.sky, "observer": place_of(cone)}
         if isinstance(cone, FlatSkyLightCone):
-            place = tuple(cone.observer if i == cone.along else 0.0 for i in range(3))
-            about |= {"sky": "flat", "observer": place, "line_of_sight": cone.line_of_sight, "field": view["field"]}
+            about |= {"line_of_sight": cone.line_of_sight, "field": view["field"]}
         else:
-            about |= {"sky": "sphere", "observer": cone.observer, "nside": cone.nside, "ordering": "RING"}
+            about |= {"nside": cone.nside, "ordering": "RING"}
         fields = self._lens(shells, simulation, view)
         if not np.isfinite(np.asarray(fields["convergence"])).all():
             raise SimulationError("the light cone is not finite: displacements exceed 100 Mpc/h; use a smaller sigma8")
         pieces = {"mass": (shells, {"unit": "mass of a particle", "axes": "shell, pixels"})}
         for name, values in fields.items():
             pieces[name] = values, {"axes": "source, " + ("component, " * (name == "shear")) + "pixels"}
+        tracers = None
+        if cone_galaxies is not None and cone_galaxies.bins is not None:
+            about["redshift_bins"], bias = cone_galaxies.bins
+            tracers = galaxies, _ = _maps_of(cone_galaxies, cone, view), bias
+            pieces["galaxies"] = jnp.asarray(galaxies.overdensity), {"axes": "bin, pixels"}
+            pieces["seen"] = jnp.asarray(galaxies.seen), {"axes": "pixels"}
         about["units"] = "edges, box_size, observer: Mpc/h; field: degrees"
         write_fields(folder / self.source, pieces, about)
         if self._has_harmonics:
-            table = self._spectra(fields["convergence"], simulation, view.get("field"))
+            table = self._spectra(fields["convergence"], simulation, view.get("field"), tracers)
             on_main(write_table, folder / _POWER, table)
 
     def _lens(self, shells: Array, simulation: SimulationSetup, view: dict[str, Any]) -> dict[str, Array]:
@@ -276,21 +287,39 @@ class LightCone(Output):
 
         return jit(lens, out_shardings=cone.config.decomposition.replicated)(shells)
 
-    def _spectra(self, maps: Array, simulation: SimulationSetup, side: float | None) -> Table:
-        """C_l of all pairs of maps, their Gaussian scatter, and C_l of linear theory with the windows of the maps."""
+    def _spectra(
+        self, maps: Array, simulation: SimulationSetup, side: float | None, tracers: tuple[GalaxyMaps, Any] | None
+    ) -> Table:
+        """C_l of all pairs of maps, their Gaussian scatter, and C_l of linear theory with the windows of the maps.
+
+        Galaxies and their linear bias may follow the sources.
+        """
         cone: Any = simulation.light_cone
+        labels, seen, noise = self.labels, [np.ones(1)] * len(maps), np.zeros(len(maps))
+        options: dict[str, Any] = {"cone": cone}
+        if tracers is not None:
+            galaxies, bias = tracers
+            maps = jnp.concatenate([jnp.asarray(np.asarray(maps)), jnp.asarray(galaxies.overdensity, maps.dtype)])
+            labels = [*labels, *(f"galaxies {i + 1}" for i in range(len(galaxies.n_z)))]
+            seen, noise = [*seen, *[galaxies.seen] * len(galaxies.n_z)], np.append(noise, galaxies.shot_noise)
+            options |= {"galaxies": [(*n_z, bias) for n_z in galaxies.n_z], "pixel": side and side / self.rays}
         measured = {pair: x if side is not None else _binned(x) for pair, x in all_powers(maps, side).items()}
         filled = np.asarray(measured[0, 0].modes) > 0
         ell, modes = (np.asarray(x, float)[filled] for x in (measured[0, 0].ell, measured[0, 0].modes))
-        spectra = {pair: np.asarray(x.power, float)[filled] for pair, x in measured.items()}
+        share = {(i, j): np.mean(seen[i] * seen[j]) for i, j in measured}
+        spectra = {pair: np.asarray(x.power, float)[filled] / share[pair] for pair, x in measured.items()}
         # A table ends where nothing is simulated.
         power = lambda k: np.nan_to_num(simulation.linear_power(k))  # noqa: E731
-        linear = np.asarray(limber_power(ell, power, simulation.cosmo, cone.edges, self.lensed, cone=cone), float)
+        given = simulation.cosmo, cone.edges, self.lensed
+        linear = np.asarray(limber_power(ell, power, *given, **options), float)
         columns = {"l": ell, "modes": modes}
         for (i, j), found in spectra.items():
-            name = self.labels[i] if i == j else f"{self.labels[i]} x {self.labels[j]}"
-            scatter = np.sqrt((spectra[i, i] * spectra[j, j] + found**2) / modes)
-            columns |= {f"C_l {name}": found, f"error {name}": scatter, f"linear {name}": linear[i, j]}
+            name = labels[i] if i == j else f"{labels[i]} x {labels[j]}"
+            fewer = np.mean((seen[i] * seen[j]) ** 2) / share[i, j] ** 2  # modes of a part of the sky
+            scatter = np.sqrt((spectra[i, i] * spectra[j, j] + found**2) / modes * fewer)
+            shot = noise[i] / share[i, i] if i == j else 0.0
+            columns |= {f"C_l {name}": found - shot, f"error {name}": scatter, f"linear {name}": linear[i, j]}
+            columns |= {f"shot noise {name}": np.full_like(ell, shot)} if shot else {}
         where = "the whole sky" if side is None else f"a field of {side:.4g} degrees"
         note = (
             "linear: with the window of the pixels, for waves that fit into the box and on the lattice of the particles"
@@ -305,19 +334,43 @@ class LightCone(Output):
             of_bins = "n(z) of bin 1" in file.attrs
             side = float(content.values(file, "field")[0]) if file.attrs.get("sky") == "flat" else None
             gamma = content.numbers(file, "shear") if side is not None and content.has(file, "shear") else None
+            edges = content.values(file, "redshift_bins").tolist() if content.has(file, "galaxies") else []
+            counted = content.numbers(file, "galaxies") if edges else ()
+        titles = [f"galaxies {i}: $z = {a:g}$ to {b:g}" for i, (a, b) in enumerate(pairwise(edges), 1)]
         names = [
             f"sources of bin {i}, mean z = {z:.2f}" if of_bins else f"sources at $z = {z:g}$"
             for i, z in enumerate(sources, 1)
         ]
         columns = [] if table is None else [name[4:] for name in table.columns if name.startswith("C_l ")]
-        spectra, linear = list[Any](), list[np.ndarray]()
-        if table is not None:
-            of_maps = {"ell": table["l"], "modes": table["modes"]}
-            spectra = [SimpleNamespace(power=table[f"C_l {name}"], **of_maps) for name in columns]
-            linear = [table[f"linear {name}"] for name in columns]
-        labels = [re.sub(r"z=([^ ]+)", r"$z = \1$", name).replace(" x ", r" $\times$ ") for name in columns]
-        shown: Any = {"shear": gamma, "field": side, "spectra": spectra, "linear": linear, "labels": labels}
-        return partial(lensed_maps, names, maps, **shown)
+        lensing = [name for name in columns if "galaxies" not in name]
+        crossed = [name for name in columns if " x galaxies " in name and not name.startswith("galaxies")]
+        spectra = [_panel(table, group) for group in (lensing, crossed) if table is not None and group]
+        shown: Any = {"galaxies": [*zip(titles, counted, strict=True)], "spectra": spectra}
+        return partial(lensed_maps, names, maps, shear=gamma, field=side, **shown)
+
+
+def _panel(table: Table, names: list[str]) -> dict[str, Any]:
+    """Spectra of a table with these names, as arguments of a figure."""
+    rows = {"ell": table["l"], "modes": table["modes"]}
+    spectra = [SimpleNamespace(power=table[f"C_l {x}"], error=table[f"error {x}"], **rows) for x in names]
+    labels = [re.sub(r"z=([^ ]+)", r"$z = \1$", name).replace(" x ", r" $\times$ ") for name in names]
+    return {"spectra": spectra, "linear": [table[f"linear {x}"] for x in names], "labels": labels}
+
+
+def _maps_of(galaxies: ConeGalaxies, cone: ShellLightCone, view: dict[str, Any]) -> GalaxyMaps:
+    """Maps of galaxies in the pixels of the convergence; SimulationError if a bin has none."""
+    grid, (bins, _) = {key: view.get(key) for key in ("field", "pixels")}, galaxies.bins or ((), None)
+    try:
+        return galaxy_maps(galaxies.catalogue().columns, galaxies.survey, galaxies.table, cone, bins, **grid)
+    except ArgumentError as error:
+        raise SimulationError(f"observe.galaxies.redshift_bins: {error.reason}") from error
+
+
+def place_of(cone: ShellLightCone) -> tuple[float, ...]:
+    """Place of the observer of a light cone in the box [Mpc/h]."""
+    if isinstance(cone, FlatSkyLightCone):
+        return tuple(cone.observer if i == cone.along else 0.0 for i in range(3))
+    return cone.observer
 
 
 def shells_like(cone: ShellLightCone) -> jax.ShapeDtypeStruct:

@@ -67,6 +67,12 @@ def _outputs(settings: SimulationSettings) -> Problems:
         span = f"the time span, z = {high:g} to {low:g} (a = {time.a_start:g} to {time.a_stop:g})"
         remedy = "change output.redshifts, or time.a_start or time.a_stop"
         yield f"output.redshifts = {shown(output.redshifts)}: {few} outside {span}; {remedy}"
+    lensing, galaxies = settings.observe.light_cone, settings.observe.galaxies
+    if galaxies is not None and galaxies.redshift_bins is not None:
+        if lensing is None:
+            yield "observe.galaxies.redshift_bins: need a section [observe.light_cone]; add it, or leave them out"
+        elif lensing.shift:
+            yield "observe.galaxies.redshift_bins: need observe.light_cone.shift = false, since galaxies don't shift"
     if (halos := settings.observe.halos) is not None and halos.light_cone is not None:
         key = f"observe.halos.light_cone = {halos.light_cone}"
         near = [z for z in output.redshifts or () if -slack <= z <= halos.light_cone + 1e-5]

@@ -1,0 +1,87 @@
+"""Maps of galaxies in the pixels of lensing maps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import problems
+import pytest
+
+import pmwd_dist as pmd
+from pmwd_dist.observe import Survey, galaxy_maps
+from pmwd_dist.observe.healpix import pixel_centres
+
+COSMO = problems.cosmology()
+TABLE = pmd.growth_table(COSMO)
+KEY = jax.random.key(3)
+EDGES, CENTRE = (0.0, 30.0, 70.0), (50.0, 50.0, 50.0)
+CONFIG = pmd.Config(100.0, 8, steps=2, a_start=0.9, halo=4, decomposition=(1, 1))
+FLAT = pmd.observe.FlatSkyLightCone(CONFIG, EDGES, pixels=32, observer=10.0, line_of_sight="y")
+VIEW: dict[str, Any] = {"field": 40.0, "pixels": 10}
+DISTANCES = np.array([20.0, 35.0, 65.0, 69.0, 69.9])
+Z = np.interp(DISTANCES, pmd.comoving_distance(1 / (1 + np.linspace(0, 0.1, 2001)), TABLE), np.linspace(0, 0.1, 2001))
+SURVEY = Survey(([Z[0], Z[3]], [5e-3, 5e-3]))
+
+
+@pytest.mark.parametrize("sky", ["flat", "sphere"])
+def test_a_clump_is_in_the_same_pixel_as_its_convergence(sky: str) -> None:
+    cone: Any = FLAT
+    place, observer, pixel, view = (12.0, 60.0, 94.0), (0.0, 10.0, 0.0), (8, 3), VIEW
+    if sky == "sphere":
+        cone = pmd.observe.SphericalLightCone(CONFIG, EDGES, 4)
+        place, observer, pixel, view = np.asarray(CENTRE) + 50 * pixel_centres(4)[17], CENTRE, (17,), {}
+    away = (np.asarray(place) - problems.lattice((8, 8, 8), (100.0,) * 3) + 50) % 100 - 50
+    near = np.linalg.norm(away, axis=-1, keepdims=True) < 25
+    particles = pmd.Particles(jnp.asarray(np.where(near, away, 0)), jnp.zeros((8, 8, 8, 3)))
+    mass = pmd.nbody(particles, COSMO, CONFIG, accumulate=cone).raise_if_failed().accumulated
+    kappa = np.asarray(pmd.observe.convergence(mass, TABLE, cone, source=Z[4], **view))
+    found = pmd.observe.galaxy_light_cone(particles, COSMO, CONFIG, SURVEY, key=KEY, observer=observer)
+    maps = galaxy_maps(found.columns, SURVEY, TABLE, cone, Z[1:3], **view)
+    for values in (kappa, maps.overdensity[0]):
+        assert values.max() > 7 * values.std()
+        assert np.unravel_index(values.argmax(), values.shape) == pixel
+
+
+@pytest.mark.parametrize("sky", ["flat", "sphere"])
+def test_random_points_have_the_share_that_is_seen_and_their_shot_noise(sky: str) -> None:
+    """With weights, of a mask that is finer than the pixels; on a flat sky with planes that spheres cut."""
+    cone: Any = pmd.observe.FlatSkyLightCone(CONFIG, np.linspace(0, 70, 29))
+    mask = np.where(pixel_centres(16)[:, 2] > 0.8, 0.5 + 0.5 * (pixel_centres(16)[:, 0] > 0), 0)
+    if sky == "sphere":
+        cone, mask = pmd.observe.SphericalLightCone(CONFIG, EDGES, 4), np.where(np.arange(3072) % 3, 0.5, 0.1)
+    survey = Survey(SURVEY.n_z, mask=mask)
+    columns = pmd.observe.random_catalogue(survey, TABLE, key=KEY, number=150_000).columns
+    columns["WEIGHT"] = np.where(np.arange(150_000) % 2, 2.0, 0.5)
+    maps = galaxy_maps(columns, survey, TABLE, cone, Z[[0, 2, 3]], **(VIEW if sky == "flat" else {}))
+    assert maps.seen.max() == 1
+    assert maps.overdensity.shape == (2, *maps.seen.shape)
+    for delta, noise in zip(maps.overdensity, maps.shot_noise, strict=True):
+        assert abs(delta.sum()) < 1e-9
+        pixel_area = (np.radians(40) ** 2 if sky == "flat" else 4 * np.pi) / delta.size
+        chi2 = np.mean(delta**2 / maps.seen) * np.mean(maps.seen) * pixel_area / noise
+        assert abs(chi2 - 1) < 3.5 * np.sqrt(2 / delta.size)
+    shares, numbers = np.histogram(columns["Z"], Z[[0, 2, 3]])[0] / 150_000, [np.trapezoid(n, z) for z, n in maps.n_z]
+    np.testing.assert_allclose(shares, numbers / np.sum(numbers), atol=0.005)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_bad_maps_of_galaxies_are_refused() -> None:
+    columns = {"RA": np.array([0.0]), "DEC": np.array([0.0]), "Z": Z[1:2]}
+    rotated = pmd.observe.SphericalLightCone(CONFIG, EDGES, 4, seed=0)
+    for changes, message in (
+        ({"bins": [0.02, 0.01]}, r"bins=\[0.02, 0.01\] must ascend from 0 or more; sort them"),
+        ({"bins": [0.001, 0.002, 0.01]}, r"bins=.* must each hold redshifts of the survey, 0.00668\d* to 0.023"),
+        ({"bins": [0.01, 0.03]}, r"reach from 29.\d+ to 89.\d+ Mpc/h, beyond the shells, 0 to 70 Mpc/h"),
+        ({"bins": Z[1:3]}, r"bins=\[.*\] has no galaxies in the maps; use wider bins, or more galaxies"),
+        ({"field": None}, "field=None must be a finite number from 0.001 to 90 degrees"),
+        ({"pixels": 0}, "pixels=0 must be "),
+        ({"cone": rotated}, "cone rotates the box, and galaxies do not; use no seed"),
+        ({"columns": {"RA": columns["RA"]}}, r"columns=\['RA'\] lacks DEC, Z; pass catalogue.columns"),
+        ({"survey": None}, "survey is a NoneType and must be a Survey"),
+    ):
+        arguments: dict[str, Any] = {"columns": columns, "survey": SURVEY, "cosmo": TABLE, "cone": FLAT, **VIEW}
+        with pytest.raises(ValueError, match=message):
+            galaxy_maps(**({"bins": Z[1:3]} | arguments | changes))
