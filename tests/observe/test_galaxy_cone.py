@@ -231,26 +231,35 @@ def test_numbers_in_a_curved_universe_are_those_of_astropy(Omega_k: float) -> No
 
 @pytest.mark.slow
 def test_angular_power_in_three_shells_is_that_of_matter() -> None:
-    """Of the same run in maps of other code: shot noise scatters."""
-    config, edges, n = configure(mesh_shape=16), (60.0, 120.0, 180.0, 240.0), 3e-2
+    """Of the same run in maps of other code, among galaxies and with lensing: shot noise scatters."""
+    config, edges, n = configure(mesh_shape=16), (0.0, 60.0, 120.0, 180.0, 240.0, 320.0), 3e-2
     particles = clustered(config)
     cone = pmd.observe.SphericalLightCone(config, edges, 8, assignment="nearest")
     mass = pmd.nbody(particles, COSMO, config, accumulate=cone).raise_if_failed().accumulated
+    kappa = pmd.observe.convergence(mass, TABLE, cone, source=redshift(319.0))
     survey = Survey(([redshift(40), redshift(260)], [n, n]))
     found = pmd.observe.galaxy_light_cone(particles, COSMO, config, survey, key=KEY).columns
-    shell = np.digitize(pmd.comoving_distance(1 / (1 + found["Z_COSMO"]), TABLE), edges) - 1
-    pixels = np.asarray(nearest_pixel(8, directions(found)))
-    for i, matter in enumerate(np.asarray(cone.overdensity(mass))):
-        mean = n * 4 / 3 * math.pi * (edges[i + 1] ** 3 - edges[i] ** 3) / 768
-        counts = np.bincount(pixels[shell == i], minlength=768)
-        ours, theirs = (pmd.observe.angular_power(field) for field in (counts / mean - 1, matter))
-        noise, modes, expected = 4 * math.pi / 768 / mean, ours.modes[2:13], np.asarray(theirs.power)[2:13]
-        change = np.asarray(ours.power)[2:13] - noise - expected
-        scatter = np.sqrt(2 / modes * (2 * expected * noise + noise**2))
-        assert np.abs(change / scatter).max() < 4
-        total, sd = np.average(change, weights=modes), np.sqrt(np.sum((modes * scatter) ** 2)) / np.sum(modes)
-        mean_power = np.average(expected, weights=modes)
-        assert abs(total) < 3 * sd < 0.05 * mean_power
+    bins = [redshift(x) for x in edges[1:5]]
+    maps = pmd.observe.galaxy_maps(found | {"Z": found["Z_COSMO"]}, survey, TABLE, cone, bins)
+    power = lambda *maps: np.asarray(pmd.observe.angular_power(*maps).power)[2:13]  # noqa: E731
+    ell, modes, lensing = np.arange(2.0, 13.0), 2 * np.arange(2, 13) + 1, power(kappa)
+    given = ell, lambda k: pmd.linear_power(k, COSMO), TABLE, edges, [redshift(319.0)]
+    linear = np.asarray(pmd.observe.limber_power(*given, galaxies=[(*x, 1.0) for x in maps.n_z], cone=cone))
+    for i, matter in enumerate(cone.overdensity(mass)[1:4]):
+        noise, galaxies = maps.shot_noise[i], jnp.asarray(maps.overdensity[i])
+        mean = n * 4 / 3 * math.pi * (edges[i + 2] ** 3 - edges[i + 1] ** 3) / 768
+        assert noise == pytest.approx(4 * math.pi / 768 / mean, rel=0.02)
+        own, cross = power(matter), power(matter, kappa)
+        for change, scatter, most in (
+            (power(galaxies) - noise - own, np.sqrt(2 / modes * (2 * own * noise + noise**2)), 0.05 * own),
+            (power(galaxies, kappa) - cross, np.sqrt(noise * lensing / modes), 0.13 * cross),
+        ):
+            assert np.abs(change / scatter).max() < 4
+            total, sd = np.average(change, weights=modes), np.sqrt(np.sum((modes * scatter) ** 2)) / np.sum(modes)
+            assert abs(total) < 3 * sd < np.average(most, weights=modes)
+        theory, scatter = linear[0, 1 + i], np.sqrt(((own + noise) * lensing + cross**2) / modes)
+        difference = np.sum(modes * (power(galaxies, kappa) - theory))
+        assert abs(difference) < 3 * np.sqrt(np.sum((modes * scatter) ** 2))
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -50,12 +50,15 @@ smoothing = 8.0
 number_density = 0.01
 light_cone = true
 n_z = [[0.0, 0.05], [0.012, 0.05]]
+redshift_bins = [0.004, 0.012]
+observer = [0.0, 0.0, 0.0]
 [observe.fields]
 quantities = ["momentum", "velocity"]
 mesh = [12, 8, 10]
 [observe.light_cone]
 edges = [10.0, 30.0, 50.0]
 sources = [0.01]
+shift = false
 """
 SPHERE = """
 [observe.light_cone]

@@ -30,7 +30,7 @@ from pmwd_dist.run.common.folder import Log, StartError
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.outputs.fields import Fields
 from pmwd_dist.run.outputs.halos import Halos, fit_of
-from pmwd_dist.run.outputs.light_cone import random_offsets
+from pmwd_dist.run.outputs.light_cone import LightCone, random_offsets
 from pmwd_dist.run.outputs.registry import redraw
 from pmwd_dist.run.settings import SettingsError
 from pmwd_dist.run.simulation.job import SimulationJob
@@ -46,7 +46,8 @@ ALL = (
     "observe.galaxies.light_cone=true",
     "observe.galaxies.n_z=[[0.0, 0.2], [0.02, 0.1]]",
     "observe.galaxies.completeness=0.8",
-    "observe.galaxies.observer=[1, 2, 3]",
+    "observe.galaxies.observer=[0, 0, 5]",
+    "observe.galaxies.redshift_bins=[0.004, 0.012, 0.02]",
     "observe.galaxies.sky='sky.npy'",
     "observe.bispectrum={shells=2}",
     "observe.cross={}",
@@ -54,12 +55,13 @@ ALL = (
     "observe.halos={linking_length=0.4, min_particles=3, swift=true}",
     "observe.fields={mesh=[16, 8, 12], quantities=['density', 'momentum', 'velocity'], precision='float16'}",
     "observe.fields.compression=gzip",
-    "observe.light_cone={edges=[0, 64, 200], pixels=8, rays=4, field=4.0, observer=[0, 0, 5]}",
+    "observe.light_cone={edges=[0, 64, 200], pixels=8, rays=4, field=10.0, observer=[0, 0, 5], shift=false}",
     "observe.light_cone.bins=[{z=[0.02, 0.03, 0.04], n=1.0}, {file='nz.txt', column=3}]",
 )
 MASK = (np.random.default_rng(0).random((8, 8, 8)) > 0.3).astype(np.float32)
 NZ = np.array([[0.03, 0.04, 0.05, 0.06], [1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 2.0, 0.0]])
 SKY = (np.arange(12) < 8) * 0.5
+GALAXIES = "observe.galaxies={light_cone=true, n_z=[[0.1, 1e-3], [0.2, 1e-3]], redshift_bins=[0.1, 0.2]}"
 pytestmark = pytest.mark.usefixtures("no_figures_of_module")
 TABLES = ("multipoles", "galaxies", "bispectrum", "cross", "pdf", "halos")
 
@@ -294,15 +296,17 @@ def test_the_fit_of_a_table_of_the_power_is_finite(tmp_path: Path):
     np.testing.assert_allclose(fit_of(mass, simulation, 0.5), expected)
 
 
-def test_lensing_of_bins_of_sources(whole: SimulationJob):
-    """Maps and spectra are those of the library, for the masses of the run."""
+def test_lensing_of_bins_of_sources_and_galaxies(whole: SimulationJob):
+    """Maps and spectra are those of the library, for the masses and the galaxies of the run."""
     simulation, edges = whole.simulation, (0.0, 64.0, 200.0)
     table = pmd.growth_table(simulation.cosmo)
     cone = pmd.observe.FlatSkyLightCone(simulation.config, edges, pixels=8, observer=5.0)
     with h5py.File(whole.folder / "light_cone.hdf5") as file:
         bins = [(np.array([0.02, 0.03, 0.04]), np.ones(3)), (NZ[0], NZ[2])]
         kappa, gamma = file["convergence"][:], file["shear"][:]
-        view = {"field": 4.0, "pixels": 4, "offsets": random_offsets(cone, simulation.seed)}
+        view = {"field": 10.0, "pixels": 4}
+        shifted = LightCone().view(cone, simulation.seed)["offsets"]
+        np.testing.assert_array_equal(shifted, random_offsets(cone, simulation.seed))
         functions = pmd.observe.convergence, pmd.observe.shear
         see = [partial(f, cosmo=table, cone=cone, source=bins, **view) for f in functions]
         expected = jax.jit(lambda mass: [f(mass) for f in see])(jnp.asarray(file["mass"][:]))
@@ -310,14 +314,39 @@ def test_lensing_of_bins_of_sources(whole: SimulationJob):
             np.testing.assert_allclose(found, values, rtol=1e-9, atol=1e-12)
         np.testing.assert_array_equal(file.attrs["n(z) of bin 2"], [NZ[0], NZ[2]])
     found = read_table(whole.folder / "convergence_power.csv")
-    spectrum = pmd.observe.angular_power(jnp.asarray(kappa[0]), jnp.asarray(kappa[1]), side=4.0)
+    spectrum = pmd.observe.angular_power(jnp.asarray(kappa[0]), jnp.asarray(kappa[1]), side=10.0)
     some = np.asarray(spectrum.modes) > 0
     np.testing.assert_allclose(found["C_l bin 1 x bin 2"], spectrum.power[some], rtol=1e-6)
-    linear = pmd.observe.limber_power(spectrum.ell[some], simulation.linear_power, table, edges, bins, cone=cone)
-    np.testing.assert_allclose(found["linear bin 1 x bin 2"], linear[0, 1], rtol=1e-6)
     auto, other = found["C_l bin 1"], found["C_l bin 2"]
     scatter = np.sqrt((auto * other + spectrum.power[some] ** 2) / found["modes"])
     np.testing.assert_allclose(found["error bin 1 x bin 2"], scatter, rtol=1e-6)
+
+    survey = pmd.observe.Survey(([0.0, 0.02], [0.2, 0.1]), mask=SKY, completeness=0.8)
+    with h5py.File(whole.folder / "galaxies.hdf5") as file:
+        columns = {name: values[:] for name, values in file.items()}
+    maps = pmd.observe.galaxy_maps(columns, survey, table, cone, [0.004, 0.012, 0.02], field=10.0, pixels=4)
+    with h5py.File(whole.folder / "light_cone.hdf5") as file:
+        np.testing.assert_allclose(file["galaxies"][:], maps.overdensity, rtol=1e-9)
+        np.testing.assert_array_equal(file["seen"][:], maps.seen)
+    delta, share = jnp.asarray(maps.overdensity), np.mean(maps.seen)
+    cross = np.asarray(pmd.observe.angular_power(jnp.asarray(kappa[1]), delta[0], side=10.0).power)[some] / share
+    own = np.asarray(pmd.observe.angular_power(delta[0], side=10.0).power)[some] / np.mean(maps.seen**2)
+    noise = maps.shot_noise[0] / np.mean(maps.seen**2)
+    np.testing.assert_allclose(found["C_l bin 2 x galaxies 1"], cross, rtol=1e-6)
+    np.testing.assert_allclose(found["C_l galaxies 1"], own - noise, rtol=1e-6, atol=1e-6 * noise)
+    np.testing.assert_allclose(found["shot noise galaxies 1"], noise, rtol=1e-6)
+    scatter = np.sqrt((other * own + cross**2) / found["modes"] * np.mean(maps.seen**2) / share**2)
+    np.testing.assert_allclose(found["error bin 2 x galaxies 1"], scatter, rtol=1e-6)
+    samples = [(*n_z, lambda k: 1 + 0.5 * jnp.exp(-8 * k**2)) for n_z in maps.n_z]
+    given = spectrum.ell[some], simulation.linear_power, table, edges, bins
+    linear = pmd.observe.limber_power(*given, galaxies=samples, cone=cone, pixel=2.5)
+    for name, pair in {
+        "bin 1 x bin 2": (0, 1),
+        "bin 2 x galaxies 1": (1, 2),
+        "galaxies 1 x galaxies 2": (2, 3),
+    }.items():
+        np.testing.assert_allclose(found[f"linear {name}"], linear[pair], rtol=1e-6, atol=1e-12)
+    assert (linear[1, 2] > 0).any()
 
 
 def test_the_galaxies_of_the_light_cone(whole: SimulationJob, tmp_path: Path):
@@ -333,7 +362,7 @@ def test_the_galaxies_of_the_light_cone(whole: SimulationJob, tmp_path: Path):
         survey,
         key=jax.random.fold_in(jax.random.key(simulation.seed), 1),
         weights=lambda a: pmd.observe.bias_weights(modes, bias, table, config, smoothing=4.0, a=a),
-        observer=(1, 2, 3),
+        observer=(0, 0, 5),
     )
     with h5py.File(whole.folder / "galaxies.hdf5") as file:
         assert abs(len(found) - survey.number(table)) < 0.5 * survey.number(table)
@@ -359,10 +388,14 @@ def test_surveys_that_are_none_are_refused(tmp_path: Path):
         "observer=[0, 0, 65]": "observer: must lie in the box",
         "n_z=[[0.01, 1e3], [0.0101, 1e3]]": "n_z: has up to 6.4e+04 galaxies at a particle, more than 50",
         "n_z=[[0.1, 1e-6], [5.0, 1e-9]]": "n_z: take 5177717 repetitions of a box of 64 x 64 x 64 Mpc/h",
+        "redshift_bins=[0.1, 0.15, 0.2]": "observer: must be 0.0, where observe.light_cone has it",
+        "redshift_bins=[0.1, 0.05]": "redshift_bins: must ascend from 0 or more",
+        "redshift_bins=[0.01, 0.05, 0.2]": "redshift_bins: must each hold redshifts of the survey, 0.1 to 0.2",
     }.items():
         file = tmp_path / "run.toml"
         file.write_text(f"{MINIMAL}[devices]\npdims = [1, 1]\n")
         given = ["observe.galaxies={light_cone=true, n_z=[[0.1, 1e-3], [0.2, 1e-3]]}", f"observe.galaxies.{override}"]
+        given.append("observe.light_cone.shift=false")
         with pytest.raises(SettingsError, match=re.escape(f"observe.galaxies.{words}")):
             SimulationJob.of(read(file, given), tmp_path / "out")
 
@@ -414,6 +447,9 @@ def test_counts_have_the_power_of_the_table(tmp_path: Path):
         ("observe.galaxies.selection=[[0, 1]]", "is for counts, which need observe.galaxies.number_density"),
         ("observe.galaxies.catalogue=true", "catalogue: needs observe.galaxies.number_density"),
         ("observe.galaxies.light_cone=true", "observe.galaxies.n_z: is needed on a light cone, light_cone = true"),
+        ("observe.galaxies.redshift_bins=[0, 1]", "redshift_bins: has no effect without light_cone = true"),
+        (GALAXIES, r"galaxies.redshift_bins: need a section \[observe.light_cone\]"),
+        (f"{GALAXIES} --set observe.light_cone={{}}", "redshift_bins: need observe.light_cone.shift = false"),
         ("observe.galaxies.number_density=1e5", "must be at most 1.56e.04: 6.4e.06 galaxies a cell are expected"),
         ("observe.galaxies={number_density=1e4, catalogue=true}", "at most 3.81e.03: 2.62e.09 galaxies in the"),
         ("observe.light_cone.line_of_sight=w", "line_of_sight = .w.: must be .x., .y. or .z."),

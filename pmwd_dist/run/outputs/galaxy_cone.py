@@ -69,7 +69,9 @@ class GalaxyCone(OfGalaxies):
             if bins is not None and cone is not None:
                 check_bins(bins, survey, table, cone)
                 if observer != (expected := place_of(cone)):
-                    return [f"observe.galaxies.observer: must be {toml_value(expected)} as for observe.light_cone"]
+                    return [
+                        f"observe.galaxies.observer: must be {toml_value(expected)}, where observe.light_cone has it"
+                    ]
         except ArgumentError as error:
             key = error.argument.removeprefix("survey.").replace("mask.shape", "sky").replace("mask", "sky")
             return [f"observe.galaxies.{key.replace('bins', 'redshift_bins')}: {error.reason}"]

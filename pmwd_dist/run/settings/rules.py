@@ -68,7 +68,7 @@ def _outputs(settings: SimulationSettings) -> Problems:
         remedy = "change output.redshifts, or time.a_start or time.a_stop"
         yield f"output.redshifts = {shown(output.redshifts)}: {few} outside {span}; {remedy}"
     lensing, galaxies = settings.observe.light_cone, settings.observe.galaxies
-    if galaxies is not None and galaxies.redshift_bins is not None:
+    if galaxies is not None and galaxies.light_cone and galaxies.redshift_bins is not None:
         if lensing is None:
             yield "observe.galaxies.redshift_bins: need a section [observe.light_cone]; add it, or leave them out"
         elif lensing.shift:
