@@ -258,6 +258,9 @@ def test_settings_of_matplotlib_stay_as_they_were(tmp_path: Path):
     assert dict(mpl.rcParams) == before
 
 
+PAIRS = "", " x galaxies 1"
+
+
 def test_tables_and_maps_of_observables_are_drawn_from_their_files(tmp_path: Path):
     k = 0.05 * np.arange(1, 12)
     poles = {f"{kind}P{pole}": 100 / k / (1 + pole) for kind in ("", "error of ", "linear ") for pole in (0, 2, 4)}
@@ -279,8 +282,10 @@ def test_tables_and_maps_of_observables_are_drawn_from_their_files(tmp_path: Pat
         read = read_table(path)
         assert (read.title, read.units, list(read.columns)) == (table.title, table.units, list(table.columns))
     with h5py.File(tmp_path / "light_cone.hdf5", "w") as file:
-        file.attrs.update({"sky": "sphere", "sources": [0.5], "nside": 2})
-        file["convergence"] = np.random.default_rng(0).normal(size=(1, 48))
+        file.attrs.update({"sky": "sphere", "sources": [0.5], "nside": 2, "redshift_bins": [0.1, 0.2]})
+        file["convergence"] = file["galaxies"] = np.random.default_rng(0).normal(size=(1, 48))
+    rows = dict.fromkeys(("l", "modes", *(f"{x} z=0.5{y}" for x in ("C_l", "error", "linear") for y in PAIRS)), 1 + k)
+    write_table(tmp_path / "convergence_power.csv", Table("convergence", rows, {}))
     drawn = redraw(tmp_path)
     assert {path.name for path in drawn} == {*(f"{name}_z0.500.png" for name in contents), "convergence.png"}
     assert all(path.stat().st_size > 10_000 for path in drawn)
