@@ -34,7 +34,7 @@ class GalaxyMaps(NamedTuple):
       overdensity: N / mean - seen, with the number N of galaxies in a pixel, and its mean where the survey sees all.
       seen: share of the galaxies that the survey sees in each pixel, per its largest value.
       shot_noise: C_l of each overdensity by the Poisson numbers of galaxies [steradian].
-      n_z: redshifts without peculiar velocities and errors, and the expected number per redshift, in each bin.
+      n_z: redshifts without peculiar velocities and errors, and relative numbers of galaxies per redshift, in each bin.
     """
 
     overdensity: Float[np.ndarray, "bins ..."]
@@ -95,7 +95,8 @@ def galaxy_maps(
         inside = (pixel >= 0) & (columns["Z"] >= low) & (columns["Z"] < high)
         number = np.bincount(pixel[inside], weight[inside], seen.size)
         if not number.any():
-            raise ArgumentError("bins", [low, high], "has no galaxies in the maps", "use wider bins, or more galaxies")
+            constraint = f"from {low:g} to {high:g} have no galaxies in the maps"
+            raise ArgumentError("bins", None, constraint, "use wider bins, or more galaxies", show_value=False)
         mean = number.sum() / seen.sum()
         maps.append((number / mean - seen).reshape(shape))
         noise.append(area * np.sum(weight[inside] ** 2) / (seen.size * mean) ** 2)
@@ -142,7 +143,7 @@ def _seen(mask: np.ndarray | None, cone: LightCone, angle: float, n: int) -> np.
     else:
         direction = pixel_centres(n * max(1, math.ceil(finest / n)))
         pixel = np.asarray(nearest_pixel(n, direction))
-    share = np.sum(direction**2, axis=1) ** -1.5  # a bin ends in spheres: between planes there is more
+    share = np.sum(direction**2, axis=1) ** -1.5  # cos^3: a bin ends in spheres, and pixels are parts of planes
     if mask is not None:
         share *= mask[np.asarray(nearest_pixel(finest, direction))]
     share = np.bincount(pixel, share)
@@ -150,9 +151,9 @@ def _seen(mask: np.ndarray | None, cone: LightCone, angle: float, n: int) -> np.
 
 
 def _in_bins(survey: Survey, table: GrowthTable, bins: Sequence[float]) -> Any:
-    """Redshifts and expected numbers of galaxies per redshift, in each bin of redshifts with errors."""
+    """Redshifts and relative numbers of galaxies per redshift, in each bin of redshifts with errors."""
     z = np.union1d(np.linspace(*survey.z_range, _NODES), [*survey.n_z[0], *bins])
-    x = distances_at(z, table)
-    number = survey.density(z) * np.asarray(transverse_distance(x, table), float) ** 2 * np.gradient(x, z)
+    across, rate = transverse_distance(distances_at(z, table), table), table.E(1 / (1 + z))
+    number = survey.density(z) * np.asarray(across, float) ** 2 / np.asarray(rate, float)
     below = ndtr((np.asarray(bins)[:, None] - z) / np.maximum(survey.redshift_error * (1 + z), _SHARPEST))
     return [(z, number * part) for part in np.diff(below, axis=0)]
