@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import ndtr
 
 from pmwd_dist._checks import check_ascending, check_number
 from pmwd_dist._errors import ArgumentError
@@ -152,6 +151,8 @@ def _seen(mask: np.ndarray | None, cone: LightCone, angle: float, n: int) -> np.
 
 def _in_bins(survey: Survey, table: GrowthTable, bins: Sequence[float]) -> Any:
     """Redshifts and relative numbers of galaxies per redshift, in each bin of redshifts with errors."""
+    from scipy.special import ndtr
+
     z = np.union1d(np.linspace(*survey.z_range, _NODES), [*survey.n_z[0], *bins])
     across, rate = transverse_distance(distances_at(z, table), table), table.E(1 / (1 + z))
     number = survey.density(z) * np.asarray(across, float) ** 2 / np.asarray(rate, float)
