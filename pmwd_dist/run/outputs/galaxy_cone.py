@@ -68,10 +68,8 @@ class GalaxyCone(OfGalaxies):
             _, observer, _ = survey_extent(survey, table, simulation.config, self.galaxies.observer)
             if bins is not None and cone is not None:
                 check_bins(bins, survey, table, cone)
-                if observer != (expected := place_of(cone)):
-                    return [
-                        f"observe.galaxies.observer: must be {toml_value(expected)}, where observe.light_cone has it"
-                    ]
+                if observer != (place := place_of(cone)):
+                    return [f"observe.galaxies.observer: must be {toml_value(place)}, where observe.light_cone has it"]
         except ArgumentError as error:
             key = error.argument.removeprefix("survey.").replace("mask.shape", "sky").replace("mask", "sky")
             return [f"observe.galaxies.{key.replace('bins', 'redshift_bins')}: {error.reason}"]

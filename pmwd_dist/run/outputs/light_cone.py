@@ -109,7 +109,7 @@ class LightCone(Output):
         "Weak lensing",
         "Convergence by the light cone for each source, with the shear as sticks on a flat sky, and its angular power "
         "spectra with linear theory (dashed), which has the window of the pixels and lacks waves that the box or the "
-        "particles cannot hold.",
+        "particles cannot hold. With redshift_bins the galaxies follow, and their spectra with the convergence.",
         "spectra that follow linear theory at small multipoles within their scatter, and exceed it at larger ones by "
         "nonlinear growth and shot noise; sticks around peaks.",
     )
