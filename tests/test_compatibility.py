@@ -23,18 +23,12 @@ with PATH.open(encoding="utf-8") as file:
     TABLE = {row.pop("function"): row for row in csv.DictReader(file)}
 # Functions of files, chains, halos and settings, which work outside of all transforms.
 HOST = {
-    "observe.galaxy_maps",
     *("autotune", "enable_compilation_cache", "export_safety_checks", "native_available"),
     *("fftfreq3d", "get_fft_output_sharding", "observe.shot_noise", "observe.bispectrum_edges"),
     *("load_config", "load_initial_conditions", "load_snapshot", "save_groups", "save_snapshot", "snapshot_density"),
     *("observe.halo_galaxies", "observe.mass_function", "observe.overdensity_masses", "observe.tree_bispectrum"),
-    *(
-        "observe.galaxy_light_cone",
-        "observe.galaxy_maps",
-        "observe.halo_light_cone",
-        "observe.random_catalogue",
-        "observe.power_spectrum",
-    ),
+    *("observe.galaxy_light_cone", "observe.galaxy_maps", "observe.halo_light_cone", "observe.random_catalogue"),
+    "observe.power_spectrum",
     *(f"infer.{name}" for name in ("as_arviz", "as_getdist", "check_fit", "check_prior", "energy_errors", "ess_bulk")),
     *(
         f"infer.{name}"
