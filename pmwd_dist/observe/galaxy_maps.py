@@ -154,6 +154,7 @@ def _in_bins(survey: Survey, table: GrowthTable, bins: Sequence[float]) -> Any:
     from scipy.special import ndtr
 
     z = np.union1d(np.linspace(*survey.z_range, _NODES), [*survey.n_z[0], *bins])
+    z = np.unique(np.float32(z)).astype(float)  # ascends in single precision, too
     across, rate = transverse_distance(distances_at(z, table), table), table.E(1 / (1 + z))
     number = survey.density(z) * np.asarray(across, float) ** 2 / np.asarray(rate, float)
     below = ndtr((np.asarray(bins)[:, None] - z) / np.maximum(survey.redshift_error * (1 + z), _SHARPEST))

@@ -55,7 +55,7 @@ def test_random_points_have_the_share_that_is_seen_and_their_shot_noise(sky: str
     mask = np.where(pixel_centres(16)[:, 2] > 0.8, 0.5 + 0.5 * (pixel_centres(16)[:, 0] > 0), 0)
     if sky == "sphere":
         cone, mask = pmd.observe.SphericalLightCone(CONFIG, EDGES, 4), np.where(np.arange(3072) % 3, 0.5, 0.1)
-    survey = Survey(SURVEY.n_z, mask=mask)
+    survey = Survey(([Z[0], Z[2] * (1 + 1e-10), Z[3]], [5e-3] * 3), mask=mask)
     columns = pmd.observe.random_catalogue(survey, TABLE, key=KEY, number=150_000).columns
     columns["WEIGHT"] = np.where(np.arange(150_000) % 2, 2.0, 0.5)
     maps = galaxy_maps(columns, survey, TABLE, cone, Z[[0, 2, 3]], **(VIEW if sky == "flat" else {}))
@@ -68,6 +68,7 @@ def test_random_points_have_the_share_that_is_seen_and_their_shot_noise(sky: str
         assert abs(chi2 - 1) < 3.5 * np.sqrt(2 / delta.size)
     shares, numbers = np.histogram(columns["Z"], Z[[0, 2, 3]])[0] / 150_000, [np.trapezoid(n, z) for z, n in maps.n_z]
     np.testing.assert_allclose(shares, numbers / np.sum(numbers), atol=0.005)
+    assert all((np.diff(np.float32(z)) > 0).all() for z, _ in maps.n_z)
 
 
 @pytest.mark.usefixtures("unchecked")
