@@ -15,14 +15,24 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import open_regular
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY
-from pmwd_dist.io.snapshot.header import SnapshotHeader, read_header, snapshot_files, units_note
+from pmwd_dist.io.snapshot.header import SnapshotHeader, read_header, units_note
 from pmwd_dist.io.snapshot.matter import lattice_of, matter_notes, paint_matter
-from pmwd_dist.io.snapshot.particles import MASSES, ORDER, POSITIONS, VELOCITIES, check_arrays, chunks, holds
+from pmwd_dist.io.snapshot.particles import (
+    MASSES,
+    ORDER,
+    POSITIONS,
+    VELOCITIES,
+    check_arrays,
+    chunks,
+    holds,
+    shared_files,
+)
 from pmwd_dist.observe.halo_masses import with_masses
-from pmwd_dist.observe.halos import PARTICLE_MASS, catalogue_of, find_groups, joined, make_rows, wrapped
+from pmwd_dist.observe.halos import PARTICLE_MASS, Rows, catalogue_of, find_groups, joined, make_rows, wrapped
 from pmwd_dist.observe.power import power_spectrum
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.decomposition import default_decomposition
+from pmwd_dist.parallel.distributed import raise_on_all_processes
 from pmwd_dist.parallel.exchange import Places
 from pmwd_dist.report.tables import write_table
 from pmwd_dist.run.outputs.halos import halo_table
@@ -31,6 +41,7 @@ from pmwd_dist.run.outputs.power import spectrum_table
 _BEGINNING = 1 << 16  # bytes of a result that hold its kind
 _DARK = 1  # type of the particles
 _EQUAL = 1e-4  # largest relative difference of their masses
+_LEAST_SHARE = 0.95  # least density over Omega_m without other types: massive neutrinos are up to 5 %
 
 
 def measure_snapshot(
@@ -41,12 +52,13 @@ def measure_snapshot(
     Returns lines about the particles and the file, and warnings. Raises ValueError for no snapshot, a damaged one, or a
     mesh that doesn't divide over the devices, and OSError if a file can't be read or written.
     """
-    files = snapshot_files(path)
+    files = shared_files(path)
     output = path.with_name(f"{path.stem}_power.csv") if output is None else output
-    check_outputs(files, {output: "k [h/Mpc],"})
-    with option_errors():
+    with raise_on_all_processes(), option_errors():
+        check_outputs(files, {output: "k [h/Mpc],"})
         header = read_header(files, length_unit)
         config = _config(path, header, mesh)
+    with option_errors():
         density, matter = paint_matter(files, header, config, types)
     spectrum = power_spectrum(density, config)
     if distributed.is_main():
@@ -107,28 +119,16 @@ def measure_halos(path: Path, output: Path | None, length_unit: str | None, **op
     The mass function is a CSV file beside the catalogue. Options are those of `find_groups`. Returns lines about the
     halos and the files. Raises ValueError for no snapshot, a damaged one, or one without dark matter.
     """
-    files = snapshot_files(path)
+    files = shared_files(path)
     output = path.with_name(f"{path.stem}_halos.hdf5") if output is None else output
     if (table := output.with_suffix(".csv")) == output:
         raise ArgumentError("--output", str(output), "is the name of the mass function", "use .hdf5")
-    check_outputs(files, {output: "halo_id", table: "dn/dlnM"})
-    with option_errors():
-        header = read_header(files, length_unit)
-    count, volume = (*header.counts, 0, 0)[_DARK], math.prod(header.box_size)
-    if not count:
-        raise ValueError(f"{files[0]}: has no particles of type {_DARK}, dark matter")
-    others, mass = sum(header.counts) - count, _mass(files, header)
-    if not mass and (others or math.isnan(header.Omega_m)):
-        what = "beside particles of other types" if others else "without Omega_m"
-        raise ValueError(f"{files[0]}: has no mass of particles of type {_DARK}, {what}; write MassTable or Masses")
-    check_arrays(files, header, _DARK, (POSITIONS, VELOCITIES))
+    with raise_on_all_processes():
+        check_outputs(files, {output: "halo_id", table: "dn/dlnM"})
+        header, mass, rows = _dark_matter(files, length_unit)
+    count, volume = header.counts[_DARK], math.prod(header.box_size)
     devices = jax.device_count()
     places = Places(default_decomposition(((devices, devices, 1),), devices), header.box_size)
-    parts, sides = [make_rows(np.zeros(0, np.int64), np.zeros((0, 3)), np.zeros((0, 3)))], np.asarray(header.box_size)
-    for i, (sites, x, u) in enumerate(chunks(files, header, _DARK, (ORDER, POSITIONS, VELOCITIES))):
-        if i % jax.process_count() == jax.process_index():  # the particles that this process finds groups of
-            parts.append(make_rows(sites, wrapped(x, sides), u))
-    rows = joined(parts)
     mass = mass or header.Omega_m * CRITICAL_DENSITY * volume / count
     about = {"a": header.a, "z": 1 / header.a - 1, "box_size [Mpc/h]": header.box_size, PARTICLE_MASS: 1e10 * mass}
     with option_errors():
@@ -137,14 +137,35 @@ def measure_halos(path: Path, output: Path | None, length_unit: str | None, **op
     matter = mass * count / volume / CRITICAL_DENSITY
     Omega_m = matter if math.isnan(header.Omega_m) else header.Omega_m
     notes = [units_note(header, files[0], "--length-unit")]
-    if matter > 1.01 * Omega_m:
-        notes.append(f"warning: density of the particles is {matter:.3g}, and Omega_m {Omega_m:.3g}: look at BoxSize")
+    least = 0.0 if sum(header.counts) > count else _LEAST_SHARE
+    if not least < matter / Omega_m < 1.01:
+        both = f"density of the particles is {matter:.3g}, and Omega_m {Omega_m:.3g}"
+        notes.append(f"warning: {both}: look at BoxSize, the unit of length and the masses")
     E = math.sqrt(Omega_m * header.a**-3 + 1 - Omega_m)
     halos = with_masses(halos, rows, places, matter, E)
     halos.save(output)
     if distributed.is_main():
         write_table(table, halo_table(halos, "200m", f"z = {about['z']:.4g}"))
     return [*filter(None, notes), f"{len(halos)} halos", f"wrote {output}", f"wrote {table}"]
+
+
+def _dark_matter(files: list[Path], length_unit: str | None) -> tuple[SnapshotHeader, float, Rows]:
+    """Header, mass of a particle [1e10 Msun/h], 0 where none is known, and the particles of this process."""
+    with option_errors():
+        header = read_header(files, length_unit)
+    count = (*header.counts, 0, 0)[_DARK]
+    if not count:
+        raise ValueError(f"{files[0]}: has no particles of type {_DARK}, dark matter")
+    others, mass = sum(header.counts) - count, _mass(files, header)
+    if not mass and (others or math.isnan(header.Omega_m)):
+        what = "beside particles of other types" if others else "without Omega_m"
+        raise ValueError(f"{files[0]}: has no mass of particles of type {_DARK}, {what}; write MassTable or Masses")
+    check_arrays(files, header, _DARK, (POSITIONS, VELOCITIES))
+    parts, sides = [make_rows(np.zeros(0, np.int64), np.zeros((0, 3)), np.zeros((0, 3)))], np.asarray(header.box_size)
+    for i, (sites, x, u) in enumerate(chunks(files, header, _DARK, (ORDER, POSITIONS, VELOCITIES))):
+        if i % jax.process_count() == jax.process_index():  # the particles that this process finds groups of
+            parts.append(make_rows(sites, wrapped(x, sides), u))
+    return header, mass, joined(parts)
 
 
 def _mass(files: list[Path], header: SnapshotHeader) -> float:
@@ -154,6 +175,8 @@ def _mass(files: list[Path], header: SnapshotHeader) -> float:
     check_arrays(files, header, _DARK, (MASSES,))
     masses = [(values.min(), values.max()) for (values,) in chunks(files, header, _DARK, (MASSES,))]
     least, most = float(np.min(masses)), float(np.max(masses))
+    if not most > 0:
+        raise ValueError(f"{files[0]}: its particles of type {_DARK} have no mass")
     if most - least > _EQUAL * most:
         text = f"masses from {least:.6g} to {most:.6g} x 1e10 Msun/h, and must all have one"
         raise ValueError(f"{files[0]}: its particles of type {_DARK} have {text}")

@@ -238,12 +238,14 @@ def test_halos_of_a_snapshot(cli: Cli, tmp_path: Path):
     fails(cli("power", path, "--output", other), "own.csv' is a file of another kind; use another name")
     fails(cli("halos", path, "--linking-length", 3), "--linking-length=3.0 must be a finite number from 0.05 to 1")
     fails(cli("halos", path, "--length-unit", "cm"), "--length-unit='cm' must be one of kpc/h, Mpc/h, kpc, Mpc")
+    for factor in (0.5, 2):
+        with h5py.File(path, "a") as file:
+            file["Header"].attrs["BoxSize"] *= factor
+        found = f"density of the particles is {Omega_m / factor**3:.3g}, and Omega_m {Omega_m:.3g}: look at BoxSize"
+        assert found in cli("halos", path, "--output", tmp_path / "small.hdf5")[1]
+        with h5py.File(path, "a") as file:
+            file["Header"].attrs["BoxSize"] /= factor
     with h5py.File(path, "a") as file:
-        file["Header"].attrs["BoxSize"] /= 2
-    found = f"density of the particles is {8 * Omega_m:.3g}, and Omega_m {Omega_m:.3g}: look at BoxSize"
-    assert found in cli("halos", path, "--output", tmp_path / "small.hdf5")[1]
-    with h5py.File(path, "a") as file:
-        file["Header"].attrs["BoxSize"] *= 2
         file["Header"].attrs["MassTable"] = np.zeros(6)
     assert cli("halos", path, "--linking-length", 0.26, "--output", tmp_path / "by_masses.hdf5")[0] == 0
     with h5py.File(tmp_path / "by_masses.hdf5") as file:
@@ -255,6 +257,9 @@ def test_halos_of_a_snapshot(cli: Cli, tmp_path: Path):
         "s.hdf5: its particles of type 1 have masses from 8.60",
         "1e10 Msun/h, and must all have one",
     )
+    with h5py.File(path, "a") as file:
+        file["PartType1/Masses"][:] = 0
+    fails(cli("halos", path), "s.hdf5: its particles of type 1 have no mass")
 
 
 def test_power_of_a_hydrodynamic_run_in_several_files(cli: Cli, tmp_path: Path):

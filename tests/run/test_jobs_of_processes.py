@@ -131,6 +131,11 @@ codes |= {
     "gadget": command("power", "small/snapshot_z0.000.0.hdf5", "--output", "gadget.csv"),
     "swift": command("power", "resumed/snapshot_z0.000.1.hdf5", "--output", "swift.csv"),
 }
+folder = os.getcwd()
+for verb, own in {"power": "resumed", "halos": "."}.items():
+    os.chdir(["small", own][rank])
+    codes[verb] = command(verb, "snapshot_z0.000.0.hdf5")
+    os.chdir(folder)
 config = pmd.Config(box_size=64.0, mesh_shape=16)
 particles = pmd.load_snapshot("small/snapshot_z0.000.0.hdf5", config)[0]
 pmd.save_snapshot("loaded.hdf5", particles, Planck15(), config, a=1.0)
@@ -279,6 +284,8 @@ def test_processes(tmp_path: Path, no_figures: None):
         'table is "noise.seed\\n0\\n1\\n" in process 1, and "noise.seed\\n0\\n0\\n" in process 0',
         "process 1: none.toml: no such file",
         "process 1 was started with `check`, and process 0 with `run`",
+        "snapshot_z0.000.0.hdf5: is another file on process 1 than on process 0; use one that they share",
+        "process 1: snapshot_z0.000.0.hdf5: no such snapshot",
         'the version of jaxlib is "0" in process 1, and "',
         "folder1",
         "interrupted after step 1 of 3",

@@ -23,7 +23,16 @@ from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY, Cosmology, parameters
 from pmwd_dist.io.snapshot.base import KM_S_PER_H0
 from pmwd_dist.io.snapshot.header import SnapshotHeader, named_background, read_header, snapshot_files
-from pmwd_dist.io.snapshot.particles import MASSES, POSITIONS, VELOCITIES, check_arrays, check_box, chunks, holds
+from pmwd_dist.io.snapshot.particles import (
+    MASSES,
+    POSITIONS,
+    VELOCITIES,
+    check_arrays,
+    check_box,
+    chunks,
+    holds,
+    shared_files,
+)
 from pmwd_dist.io.snapshot.reader import beside_mesh, check_memory, find_sites, read_particles
 from pmwd_dist.io.snapshot.units import LengthUnit
 from pmwd_dist.parallel.distributed import raise_on_all_processes
@@ -67,6 +76,7 @@ def load_initial_conditions(
     """
     check_config(config)
     check_flag(check_motion, "check_motion")
+    shared_files(Path(path))
     with raise_on_all_processes():
         found = find_initial_conditions(Path(path), cosmo, config, check_motion=check_motion)
     return found.read(cosmo, config, partial(warnings.warn, stacklevel=4))

@@ -22,8 +22,17 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY
 from pmwd_dist.io.snapshot.content import opened
-from pmwd_dist.io.snapshot.header import SnapshotHeader, read_counts, read_header, snapshot_files, units_note
-from pmwd_dist.io.snapshot.particles import MASSES, POSITIONS, Column, check_arrays, check_box, chunks, has_array
+from pmwd_dist.io.snapshot.header import SnapshotHeader, read_counts, read_header, units_note
+from pmwd_dist.io.snapshot.particles import (
+    MASSES,
+    POSITIONS,
+    Column,
+    check_arrays,
+    check_box,
+    chunks,
+    has_array,
+    shared_files,
+)
 from pmwd_dist.io.snapshot.units import LengthUnit
 from pmwd_dist.parallel.decomposition import Shape3
 from pmwd_dist.parallel.distributed import raise_on_all_processes
@@ -78,8 +87,8 @@ def snapshot_density(
     """
     if config is not None:
         check_config(config)
+    files = shared_files(Path(path))
     with raise_on_all_processes():
-        files = snapshot_files(Path(path))
         header = read_header(files, length_unit)
         if config is None:
             config = Config(header.box_size, header.mesh_shape)

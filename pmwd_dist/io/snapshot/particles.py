@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -9,13 +10,16 @@ from typing import NamedTuple
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._files import open_regular
 from pmwd_dist.config import Config
 from pmwd_dist.io.snapshot import content, units
 from pmwd_dist.io.snapshot.content import GROUP, Dataset, File, Malformed, opened
-from pmwd_dist.io.snapshot.header import SnapshotHeader, read_counts
+from pmwd_dist.io.snapshot.header import SnapshotHeader, read_counts, snapshot_files
 from pmwd_dist.io.snapshot.units import Quantity
+from pmwd_dist.parallel.distributed import exchange, raise_on_all_processes
 
 CHUNK = 1 << 18  # particles read at a time
+_BEGINNING = 1 << 20  # bytes of a file that are compared between processes
 
 
 class Column(NamedTuple):
@@ -32,6 +36,21 @@ VELOCITIES = Column(("Velocities", "Velocity"), quantity="velocity")
 MASSES = Column(("Masses", "Mass"), columns=None, quantity="mass")
 IDS = Column(("ParticleIDs",), "iu", None)  # in snapshots of this package, the sites of particles
 ORDER = Column((), "iu", None)  # places of the particles among all, in the order of the files
+
+
+def shared_files(path: Path) -> list[Path]:
+    """Files of a snapshot as of `snapshot_files`, the same on all processes up to their first MiB. Collective."""
+    digest = hashlib.sha256()
+    with raise_on_all_processes():
+        files = snapshot_files(path)
+        for file in files:
+            with open_regular(file) as stream:
+                digest.update(stream.read(_BEGINNING))
+    first, *others = exchange(digest.hexdigest())
+    for i, other in enumerate(others, 1):
+        if other != first:
+            raise ValueError(f"{path}: is another file on process {i} than on process 0; use one that they share")
+    return files
 
 
 def count_of(file: File, kind: int) -> int:

@@ -22,7 +22,7 @@ from pmwd_dist._jax.program import jit
 from pmwd_dist._memory import available_memory, size
 from pmwd_dist.config import Config
 from pmwd_dist.io.snapshot.base import KM_S_PER_H0
-from pmwd_dist.io.snapshot.header import SnapshotHeader, read_header, snapshot_files, units_note
+from pmwd_dist.io.snapshot.header import SnapshotHeader, read_header, units_note
 from pmwd_dist.io.snapshot.particles import (
     CHUNK,
     IDS,
@@ -34,6 +34,7 @@ from pmwd_dist.io.snapshot.particles import (
     check_box,
     chunks,
     holds,
+    shared_files,
 )
 from pmwd_dist.io.snapshot.units import LengthUnit
 from pmwd_dist.parallel.distributed import raise_on_all_processes
@@ -143,8 +144,8 @@ def load_snapshot(
     """
     if config is not None:
         check_config(config)
+    files = shared_files(Path(path))
     with raise_on_all_processes():
-        files = snapshot_files(Path(path))
         header = read_header(files, length_unit)
         if header.counts[1] == 0:
             raise ValueError(f"{files[0]}: has no particles of type 1, dark matter")
