@@ -212,6 +212,7 @@ class _Worker:
         with ExitStack() as stack:
             with raise_on_all_processes():
                 if distributed.is_main():
+                    row.parent.mkdir(exist_ok=True)
                     with suppress(InUseError):
                         stack.enter_context(folder_lock(row.parent, f".{row.name}.lock"))
                         is_held = True
@@ -292,6 +293,7 @@ def write_summary(ensemble: Ensemble) -> list[str]:
         for i in (i for i, (status, _) in enumerate(ends) if status == "finished"):
             row = ensemble.row(i)
             try:
+                _check_settings(row, ensemble.table.rows[i].values())
                 tables[i] = {name: read_table(row / name) for name in manifest.files(row) if name.endswith(".csv")}
             except (OSError, ValueError) as error:
                 ends[i] = "damaged", f"{message(error)}; remove {row} and resume to run it again"
@@ -301,6 +303,14 @@ def write_summary(ensemble: Ensemble) -> list[str]:
         if failed := [f"{text}; row {i}: {reason}" for i, (status, reason) in enumerate(ends) if status in _BAD]:
             raise SimulationError(failed[0])
         return [text]
+
+
+def _check_settings(row: Path, own: dict[str, Any]) -> None:
+    """Raise ValueError unless the run in the folder of a row has the settings of that row; digests are of files."""
+    for key, kept in manifest.identity(row).items():
+        is_digest = isinstance(kept, str) and kept.startswith("sha256:")
+        if not is_digest and own.get(key) is not None and json.loads(json.dumps(own[key])) != kept:
+            raise ValueError(f"{row}: is the run of another row, with {key} = {kept}")
 
 
 def state_of_rows(ensemble: Ensemble) -> str:

@@ -118,8 +118,13 @@ def test_failed_rows_have_a_reason_and_are_tried_again(files: list[Path | str], 
     out, err = capsys.readouterr()
     assert f"summary.h5: 3 rows, 2 damaged, 1 finished; row 1: {lost}\n" in err
     assert f"{folder}: 3 rows, 2 finished, 1 missing\n" in out
+    shutil.rmtree(folder / "rows/00002")
+    shutil.copytree(folder / "rows/00000", folder / "rows/00002")
     assert command("resume", folder) == 1
     assert texts(folder, "status") == ["finished", "finished", "damaged"]
+    assert "rows/00002: is the run of another row, with cosmology.omega_m = 0.3; remove" in texts(folder, "reason")[2]
+    shutil.rmtree(folder / "rows")
+    assert command("resume", folder) == 0
 
 
 def test_programs_share_rows_and_take_up_what_others_leave(files: list[Path | str], single: Path, monkeypatch, capsys):
