@@ -39,7 +39,8 @@ def atomic_write(path: Path) -> Generator[Path]:
             yield aside
         os.replace(temporary(path), path)
     except BaseException:
-        remove(temporary(path))
+        with suppress(OSError):
+            remove(temporary(path))
         raise
 
 
@@ -57,8 +58,8 @@ def write_aside(path: Path) -> Generator[Path]:
       OSError: the file could not be written; it names the final path.
     """
     aside, written = temporary(path), Event()
-    aside.unlink(missing_ok=True)
     with _naming(path), ThreadPoolExecutor(1) as pool:
+        aside.unlink(missing_ok=True)
         flushing = pool.submit(_flush, aside, written)
         try:
             yield aside

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._files import naming
 from pmwd_dist.report import plot
 from pmwd_dist.report.style import DPI
 from pmwd_dist.run.common import manifest
@@ -36,7 +37,7 @@ def write_movie(folder: Path, output: Path | None = None, *, fps: int = 8) -> Pa
     figure = plot.density(slabs[-1]["density"], slabs[-1]["sides"].tolist())
     axes, writer = figure.axes[0], writers[kind](fps=fps)
     image = axes.images[0]
-    with TemporaryDirectory(dir=path.parent) as aside:
+    with naming(str(path)), TemporaryDirectory(dir=path.parent) as aside:
         with writer.saving(figure, str(Path(aside, path.name)), dpi=DPI / 2):
             for slab in slabs:
                 image.set_data(np.log10(np.maximum(slab["density"], 10 ** image.get_clim()[0])).T)

@@ -97,6 +97,9 @@ def test_a_file_is_flushed_while_it_is_written(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(OSError, match="Input/output error"):
         write()
     assert not any(tmp_path.iterdir())
+    (folder := tmp_path / "file").touch()  # an error of the temporary file has the name of the final one
+    with pytest.raises(NotADirectoryError, match=r"/file/power.csv'"), atomic_write(folder / "power.csv"):
+        pass
 
 
 def test_overwrite_removes_what_the_manifest_names(run: SimulationJob):
