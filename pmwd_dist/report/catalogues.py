@@ -38,6 +38,7 @@ def mass_function(found: Any, fit: Any = None, *, label: str = "Tinker et al. 20
     mass, value, error = (np.asarray(x, float)[some] for x in (found.mass, found.density, found.error))
     style: Any = {"fmt": "o", "color": COLOURS[0], "ms": 4.5, "lw": 1.4}
     bars = np.stack([np.minimum(error, 0.999 * value), error])
+    upper.loglog()  # first: bars of no halos end it
     upper.errorbar(mass, value, bars, **style, label="halos")
     if fit is not None:
         theory = np.asarray(fit, float)
@@ -48,7 +49,6 @@ def mass_function(found: Any, fit: Any = None, *, label: str = "Tinker et al. 20
         lower[0].axhline(1, color="0.35", lw=1)
         lower[0].set_ylim(0, 2)
         lower[0].set_ylabel("ratio to the fit")
-    upper.loglog()
     if len(mass):
         upper.set_ylim(0.3 * float(value.min()), 3 * float(value.max()))
     upper.set_ylabel(r"$\mathrm{d}n/\mathrm{d}\ln M$  [($h$/Mpc)$^3$]")
@@ -73,6 +73,8 @@ def wedge(columns: Mapping[str, Any], *, thickness: float | None = None, axes: A
     Examples:
       >>> figure = pmd.plot.wedge(galaxies.columns, thickness=4.0)
     """
+    for name in ("RA", "DEC", "Z"):
+        check_number(columns.get(name), f"columns[{name!r}]", several=True, constant=True)
     ra, dec, z = (np.asarray(columns[name], float) for name in ("RA", "DEC", "Z"))
     middle = float(np.median(dec)) if len(dec) else 0.0
     away = np.abs(dec - middle)

@@ -219,7 +219,8 @@ def pdf(found: Any, *, axes: Any = None) -> Figure:
       >>> pmd.plot.pdf(found)
     """
     (ax,) = make_axes(axes, _SIZE)
-    value, probability, cells = _filled(found.cells, found.values, found.density, found.cells)
+    shown = np.asarray(found.cells) * (np.asarray(found.values) > 0)  # on a logarithmic axis
+    value, probability, cells = _filled(shown, found.values, found.density, found.cells)
     scatter = probability / np.sqrt(np.maximum(cells, 1))
     low, high = (probability - scatter).clip(1e-300), probability + scatter
     ax.fill_between(value, low, high, color=COLOURS[0], alpha=0.2, lw=0)

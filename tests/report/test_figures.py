@@ -126,6 +126,8 @@ def test_a_wedge_is_as_wide_as_its_galaxies(ra: np.ndarray):
     assert len(axes.collections[0].get_offsets()) == len(ra)
     far = np.array([-3, -2, -1, 90])[: len(ra)]  # more than 90 degrees from the median
     plot.wedge({"RA": ra, "DEC": far, "Z": 0.1 + ra / 1000})
+    with pytest.raises(ValueError, match=r"columns\['DEC'\] must be a finite number"):
+        plot.wedge({"RA": ra, "DEC": [np.nan], "Z": ra})
 
 
 def test_another_process_draws_what_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -151,6 +153,8 @@ def test_a_mass_function_has_a_ratio_to_a_fit_alone(fit: Any):
     assert [ax.get_ylabel()[:5] for ax in axes] == ["$\\mat", "ratio"][: 1 if fit is None else 2]
     assert [bool(ax.get_xlabel()) for ax in axes] == ([True] if fit is None else [False, True])
     assert axes[-1].lines
+    found.number = 0 * found.number
+    plot.mass_function(found)
 
 
 def test_flows_are_drawn_as_arrows(tmp_path: Path):
@@ -308,6 +312,9 @@ def test_a_movie_has_a_frame_for_each_slice(tmp_path: Path, monkeypatch: pytest.
         first = np.asarray(movie.convert("RGB"), float)
         movie.seek(1)
         assert np.abs(np.asarray(movie.convert("RGB"), float) - first).mean() > 1
+    monkeypatch.setattr("PIL.Image.Image.save", lambda *_, **__: os.write(os.open("/dev/full", os.O_WRONLY), b"0"))
+    with pytest.raises(OSError, match=r"No space left on device: .*movie.gif'"):
+        write_movie(tmp_path)
     monkeypatch.setattr("matplotlib.animation.writers.is_available", lambda name: False)
     with pytest.raises(ValueError, match=r"--output=.*movie.mp4' needs ffmpeg"):
         write_movie(tmp_path, tmp_path / "movie.mp4")

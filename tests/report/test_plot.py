@@ -48,7 +48,7 @@ def test_figures_draw_in_a_notebook_without_pyplot_and_without_latex() -> None:
 
 
 def test_the_axes_of_a_distribution_end_where_it_does() -> None:
-    values = np.geomspace(0.01, 100, 40)
+    values = np.append(0, np.geomspace(0.01, 100, 39))  # 0 has no place on a logarithmic axis
     found = observe.OnePointPDF(*map(jnp.asarray, (values, np.exp(-values), np.full(40, 1.0))))  # scatter of 100 %
     low, high = pmd.plot.pdf(found).axes[0].get_ylim()
     assert low == pytest.approx(0.3 * np.exp(-100)) and 1 < high < 10
