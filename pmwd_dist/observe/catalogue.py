@@ -36,7 +36,7 @@ MOST_GALAXIES = 1e9
 _SAID, _MOST = 0.005, 0.02  # negative weights over the sum of all that are warned of, and refused
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Catalogue:
     """Objects as columns of numbers.
 
@@ -52,6 +52,9 @@ class Catalogue:
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of {len(self)} objects: {', '.join(self.columns)}"
 
     def save(self, path: str | Path) -> None:
         """Write an HDF5 file with a data set for each column, whose attribute `unit` is its unit. Collective.

@@ -57,7 +57,7 @@ class Rows(NamedTuple):
         return Rows(*(rows[name] for name in self._fields))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class HaloCatalogue(Catalogue):
     """Halos, from the one with the most particles on, with the names of halotools for their columns."""
 

@@ -115,6 +115,8 @@ def halo_galaxies(
         A, B, C = _DUFFY[definition]
         concentration = A * (np.maximum(mass, 1e8) / 2e12) ** B * a**-C
     check_number(concentration, "concentration", 0.1, 1e4, several=True)
+    if np.shape(concentration) not in ((), mass.shape):
+        raise ArgumentError("concentration.shape", np.shape(concentration), f"must be () or {mass.shape}")
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
     centrals, satellites = (np.asarray(f(mass), float) for f in (occupation.centrals, occupation.satellites))
     if not (np.isfinite(centrals).all() and (satellites <= _MOST_SATELLITES).all()):

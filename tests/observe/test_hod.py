@@ -101,11 +101,16 @@ def test_dispersions_solve_the_jeans_equation() -> None:
     np.testing.assert_allclose(dispersion, _dispersion(8.0, np.linalg.norm(offset, axis=1)), rtol=0.01)
 
 
+def test_a_catalogue_is_shown_in_a_line(halos: observe.HaloCatalogue) -> None:
+    assert repr(halos).startswith("HaloCatalogue of 3000 objects: halo_id, halo_mvir, halo_rvir, halo_x")
+
+
 def test_bad_arguments(halos: observe.HaloCatalogue) -> None:
     refused: dict[str, dict[str, Any]] = {
         "halos have no M200m; call overdensity_masses": {"definition": "200m"},
         "definition='fof' must be": {"definition": "fof"},
         "concentration must be a finite number from 0.1": {"concentration": np.array([1.0, 0.0])},
+        r"concentration.shape=\(2,\) must be \(\) or \(3000,\)": {"concentration": [5.0, 4.0]},
         "line_of_sight='w' must be": {"line_of_sight": "w"},
     }
     for message, options in refused.items():
