@@ -439,6 +439,7 @@ def test_counts_have_the_power_of_the_table(tmp_path: Path):
         ("observe.light_cone={sources=0.01, edges=[100, 200]}", "observe.light_cone.sources = 0.01.*nearer than"),
         ("observe.light_cone={sky='sphere', edges=[0, 4000]}", "observe.light_cone.edges.*repetitions of a box"),
         ("observe.light_cone.pixels=30", "observe.light_cone.pixels = .*not divisible by 4"),
+        ("observe.light_cone.pixels=99999999999999999999", "observe.light_cone.pixels = .*must be 65536 or less"),
         ("observe.light_cone.nsid=30", "did you mean observe.light_cone.nside?"),
         ("observe.galaxies.b2=1", "observe.galaxies.smoothing: must be given: .*galaxies.b2 diverges on an unsmoothed"),
         ("observe.galaxies.bs3=1", "observe.galaxies.smoothing: must be given: .*galaxies.bs3 diverges"),

@@ -135,7 +135,9 @@ class LightCone(Output):
         None,
         [0.0, 0.0, 0.0],
     )
-    pixels: int | None = about("pixels along a side of a plane of a flat sky; default: twice the mesh", None, 256, ge=1)
+    pixels: int | None = about(
+        "pixels along a side of a plane of a flat sky; default: twice the mesh", None, 256, ge=1, le=1 << 16
+    )
     field: float | None = about(
         "side of the field of view on a flat sky [degrees]; default: the box at the last shell, at most 10",
         None,
