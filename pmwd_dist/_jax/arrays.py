@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,3 +15,9 @@ def as_array(x: Any, dtype: Any = float) -> jax.Array:
     if isinstance(x, bool | int | float | complex | np.generic | np.ndarray):
         return jax.device_put(np.asarray(x, jax.dtypes.canonicalize_dtype(dtype)))
     return jnp.asarray(x, dtype)
+
+
+def on_host(function: Callable[[np.ndarray], Any], x: Any, least: int = 4096) -> np.ndarray:
+    """A function of each number, on the host: `least` numbers or more share one compiled program of each size."""
+    x = np.asarray(x, float)
+    return np.asarray(function(np.resize(x, max(x.size, least))), float)[: x.size].reshape(x.shape)

@@ -76,6 +76,10 @@ def transverse_distance(distance: ArrayLike, cosmo: Cosmology | GrowthTable) -> 
     sin(sqrt(-Omega_k) x) / sqrt(-Omega_k) with x in Hubble distances, as a power series in Omega_k x^2: differentiable
     in flat universes too.
     """
-    distance = jnp.asarray(distance, dtype=jnp.result_type(float, distance))
-    x = parameters_of(cosmo).Omega_k * (distance / HUBBLE_DISTANCE) ** 2
+    return _transverse_distance(as_array(distance, jnp.result_type(float, distance)), parameters_of(cosmo).Omega_k)
+
+
+@jit
+def _transverse_distance(distance: Array, curvature: Array) -> Array:
+    x = curvature * (distance / HUBBLE_DISTANCE) ** 2
     return distance * jnp.polyval(jnp.asarray(_SERIES[::-1], distance.dtype), x)

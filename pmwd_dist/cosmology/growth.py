@@ -99,10 +99,7 @@ class GrowthTable(eqx.Module):
 
         They depend on k with massive neutrinos, and are numbers without them.
         """
-        now, response = self.at(a), self.response
-        if response is None:
-            return now.D1, now.dD1 / now.D1
-        return now.D1 * response.cold(k, a) / response.cold(k, 1.0), now.dD1 / now.D1 + response.rate(k, a)
+        return _linear(self, None if self.response is None else k, a)
 
     def D2(self, a: ArrayLike) -> Array:
         """Second-order growth factor."""
@@ -147,6 +144,14 @@ def _growth_at(factors: Array, a: Array) -> Growth:
     n = np.reshape(_ORDERS[: len(u)], (-1, *(1,) * a.ndim)).astype(a.dtype)
     D, dD = a[None] ** n * u, a[None] ** n * (n * u + v)
     return Growth(D[0], D[1], D[2:], dD[0], dD[1], dD[2:])
+
+
+@jit
+def _linear(table: GrowthTable, k: Any, a: Array) -> tuple[Array, Array]:
+    now, response = table.at(a), table.response
+    if response is None:
+        return now.D1, now.dD1 / now.D1
+    return now.D1 * response.cold(k, a) / response.cold(k, 1.0), now.dD1 / now.D1 + response.rate(k, a)
 
 
 @jax.custom_jvp

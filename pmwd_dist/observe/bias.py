@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Num, Real
 
 from pmwd_dist._checks import check_number, check_type
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.arrays import as_array
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
@@ -109,19 +110,20 @@ def bias_weights(
     check_type(bias, LagrangianBias, "bias", "must be a LagrangianBias", "use LagrangianBias(b1=1.0)")
     check_number(f_nl, "f_nl")
     modes = inputs.checked_modes(modes, config)
+    dtype = jnp.finfo(modes.dtype).dtype  # real
     at = inputs.scale_factor(config.a_stop if a is None else a)
     radius = checked_smoothing(smoothing, bias)
     names = [field.name for field in fields(bias) if not _is_zero(getattr(bias, field.name))]
     used = tuple(name for name in names if name not in _PRIMORDIAL or not _is_zero(f_nl))
     factors = {name: f_nl if name in _PRIMORDIAL else 1 for name in used}
-    values = [jnp.asarray(getattr(bias, name) * factors[name], modes.real.dtype) for name in used]
-    table, transfer = growth_table_to(config.lpt_order, cosmo), jnp.zeros((), modes.real.dtype)
+    values = [as_array(getattr(bias, name) * factors[name], dtype) for name in used]
+    table, transfer = growth_table_to(config.lpt_order, cosmo), as_array(0, dtype)
     if {*_PRIMORDIAL} & {*used}:
-        transfer = log_transfer(table, config, linear_power).astype(transfer.dtype)
+        transfer = log_transfer(table, config, linear_power).astype(dtype)
     growth = table.D1(at)
     if table.response is not None:
         growth = tabulate(lambda k, a: table.linear(k, a)[0], jnp.asarray(at, growth.dtype), config)
-    growth = growth.astype(modes.real.dtype)
+    growth = growth.astype(dtype)
     return _bias_weights(modes, values, transfer, growth, config, used=used, radius=radius)
 
 

@@ -149,11 +149,10 @@ def about_simulation(cosmo: Cosmology | GrowthTable, config: Config) -> dict[str
 
 def check_negative(*weights: Array, stacklevel: int = 4) -> None:
     """Warn of negative weights, the worst of some, or raise ArgumentError."""
-    totals = [float(jnp.sum(x)) for x in weights]
     shares = [tuple(map(float, negative_shares(x))) for x in weights]
-    if not all(math.isfinite(share[1]) and 0 < total < math.inf for share, total in zip(shares, totals, strict=True)):
+    if not all(math.isfinite(galaxies) and 0 < total < math.inf for _, galaxies, total in shares):
         raise ArgumentError("weights", weights, "must be finite, with a sum above 0", show_value=False)
-    particles, galaxies = max(shares, key=lambda share: share[1])
+    particles, galaxies, _ = max(shares, key=lambda share: share[1])
     text = f"are negative for {100 * particles:.2g} % of the particles"
     text += f", which hold {100 * galaxies:.2g} % of the galaxies"
     if galaxies > _MOST:

@@ -81,16 +81,17 @@ def expected_counts(
 
 
 @jit
-def negative_shares(rate: Array) -> tuple[Array, Array]:
-    """Share of the cells that are negative, and minus their sum over the sum of all."""
-    return jnp.mean(rate < 0), jnp.sum(jnp.maximum(-rate, 0)) / jnp.abs(jnp.sum(rate))
+def negative_shares(rate: Array) -> tuple[Array, Array, Array]:
+    """Share of the cells that are negative, minus their sum over the sum of all, and the latter."""
+    total = jnp.sum(rate)
+    return jnp.mean(rate < 0), jnp.sum(jnp.maximum(-rate, 0)) / jnp.abs(total), total
 
 
 def _check_negative(rate: Array) -> None:
     if isinstance(rate, Tracer):
         return
     with jax.ensure_compile_time_eval():
-        cells, galaxies, total = map(float, (*negative_shares(rate), jnp.sum(rate)))
+        cells, galaxies, total = map(float, negative_shares(rate))
     if not 0 <= total < math.inf:
         raise ArgumentError("density", total, _SEEN, show_value=False)
     if galaxies > MAX_CUT:

@@ -105,7 +105,7 @@ def galaxy_light_cone(
     exact = host.exact_particles(jax.tree.map(jnp.copy, Particles(particles.disp, particles.vel)), config)
     mid = host.half_drift(exact, successful(particles.disp.dtype), schedule, 0, config)
     for i in range(len(times) - 1):
-        before = mid if not cone_galaxies.sees(i) else jax.tree.map(jnp.copy, mid)
+        before = host.copied(mid) if cone_galaxies.sees(i) else mid
         mid = host.advance(mid, schedule, i, config)
         mid.status.raise_if_failed()
         cone_galaxies.add(before, mid, schedule, i, config)
@@ -161,8 +161,7 @@ class ConeGalaxies:
         if not self.sees(done):
             return
         while True:
-            times = schedule.times[done], schedule.times[done + 1]
-            given = (before, after), times, schedule.table, self.weights, self.means, config
+            given = (before, after), schedule, done, self.weights, self.means, config
             rows, lost = galaxy_draws.draw(*given, room=self.room, share=self.share)
             most, lost = (int(x) for x in np.asarray(lost))
             if lost:

@@ -12,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry_2x32
 from jax.sharding import PartitionSpec as P
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.ops import vary, varying_names
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
@@ -30,6 +32,7 @@ from pmwd_dist.parallel.inputs import check_on_host
 from pmwd_dist.pm import inputs
 from pmwd_dist.pm.noise import key_words
 from pmwd_dist.pm.stepping.forward import Epoch
+from pmwd_dist.pm.stepping.host import StepSchedule
 from pmwd_dist.pm.stepping.step import MidStep, undo_half_drift
 
 Weights = Array | np.ndarray | Callable[[float], Array]
@@ -112,8 +115,7 @@ def means_of(
     """
     volume = particle_volume(survey, config)
     (fields, nodes), norms = _at_nodes(weights, survey, table, config), np.ones(1)
-    dtype, far = jnp.result_type(float), edges[1]
-    most = survey.n_z[1].max() * volume * max(1.0, float(transverse_distance(far, table) / far) ** 2)
+    most = survey.n_z[1].max() * volume * max(1.0, float(transverse_distance(edges[1], table)) / edges[1]) ** 2
     if fields:
         low, high, norms = (np.asarray(x, float) for x in _bounds(fields))
         _check_most(survey.n_z[1].max() * volume * float(np.max(high / norms)))
@@ -121,16 +123,16 @@ def means_of(
         largest = np.sum(np.maximum(shares * low[:, None], shares * high[:, None]), axis=0)
         most *= float(np.max(largest / np.maximum(norms @ shares, 1e-30)))
     means = Means(
-        jnp.asarray(np.stack(survey.n_z), dtype),
-        jnp.asarray(1.0 if survey.mask is None else survey.mask, dtype),
-        jnp.asarray(volume, dtype),
-        jnp.asarray(-math.expm1(-most) * (1 + 1e-4), dtype),
-        jnp.asarray(nodes, dtype),
-        jnp.asarray(norms, dtype),
-        jnp.ravel(jnp.asarray(key_words(key)))[-2:],
-        jnp.asarray(images[0], dtype),
-        jnp.asarray(images[1], jnp.int32),
-        jnp.asarray(edges, dtype),
+        as_array(np.stack(survey.n_z)),
+        as_array(1.0 if survey.mask is None else survey.mask),
+        as_array(volume),
+        as_array(-math.expm1(-most) * (1 + 1e-4)),
+        as_array(nodes),
+        as_array(norms),
+        as_array(np.ravel(key_words(key))[-2:], np.uint32),
+        as_array(images[0]),
+        as_array(images[1], np.int32),
+        as_array(np.asarray(edges)),
     )
     return means, fields
 
@@ -171,8 +173,8 @@ def _shares(edges: tuple[float, float], nodes: Array | np.ndarray, table: Growth
 @partial(jit, static_argnames=("config", "room", "share"))
 def draw(
     ends: tuple[MidStep, MidStep],
-    times: tuple[Array, Array],
-    table: GrowthTable,
+    schedule: StepSchedule,
+    done: ArrayLike,
     weights: tuple[Array, ...],
     means: Means,
     config: Config,
@@ -185,8 +187,8 @@ def draw(
     The latter are the largest number of rows of a device, which may exceed the room, and whether a particle is too far
     from its site. No more than a share of the particles has a galaxy.
     """
-    before, after = (Epoch(a, undo_half_drift(m, config)) for a, m in zip(times, ends, strict=True))
-    step, names = passage.step_series(before.a, after.a, table), config.decomposition.names
+    before, after = (Epoch(schedule.times[done + i], undo_half_drift(m, config)) for i, m in enumerate(ends))
+    step, names = passage.step_series(before.a, after.a, schedule.table), config.decomposition.names
 
     def block(path: Path, weights: tuple[Array, ...], *shared: Any) -> Any:
         rows, count, lost = _rows(path, weights, shared, config, room=room, share=share)
@@ -195,7 +197,7 @@ def draw(
 
     spec = config.decomposition.spec
     run = config.decomposition.shard_map(block, (spec, spec, P(), P(), P()), (P(names or None), P()))
-    return run(path(before, after, step.light), weights, step, means, table)
+    return run(path(before, after, step.light), weights, step, means, schedule.table)
 
 
 def _rows(

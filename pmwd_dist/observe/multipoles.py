@@ -14,7 +14,9 @@ from jaxtyping import Array, Float, Real
 
 from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.ops import vary
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
@@ -149,16 +151,24 @@ def kaiser_multipoles(
         check_number(bias, "bias")
     k, at = mesh_nodes(config), inputs.scale_factor(config.a_stop if a is None else a)
     growth, rate = growth_table_to(config.lpt_order, cosmo).linear(k, at)
-    b = bias(jnp.asarray(k)) if callable(bias) else bias
-    amplitude = jnp.sqrt(jnp.asarray(linear_power_at(jnp.asarray(k), power, beyond=True))) * growth
+    k, rate = as_array(k), 0.0 if line_of_sight is None else rate
+    fields = _fields(
+        as_array(linear_power_at(k, power, beyond=True)), growth, bias(k) if callable(bias) else bias, rate
+    )
     n = direction("z" if line_of_sight is None else line_of_sight)
-    fields = jnp.stack([b * amplitude, (0.0 if line_of_sight is None else rate) * amplitude])
     return _kaiser_multipoles(fields, config, n=n, poles=_checked_poles(poles))
 
 
 def mesh_nodes(config: Config) -> np.ndarray:
     """Wavenumbers from half the fundamental mode to the corner of the mesh's Nyquist cube [h/Mpc]."""
     return np.geomspace(math.pi / max(config.box_size), 1.001 * largest_wavenumber(config), _NODES)
+
+
+@jit
+def _fields(power: Array, growth: Array, bias: Array, rate: Array) -> Array:
+    """Amplitudes of the density of galaxies and of the velocity at the nodes."""
+    amplitude = jnp.sqrt(power) * growth
+    return jnp.stack([bias * amplitude, rate * amplitude])
 
 
 @on_blocks(["whole"], "whole", static=["n", "poles"])

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from pmwd_dist._checks import check_callable, check_number, check_seen, check_shares, check_type
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.arrays import on_host
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.distance import comoving_distance, transverse_distance
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
@@ -92,7 +93,7 @@ class Survey:
         low, high = self.z_range
         z = np.union1d(np.linspace(low, high, _NODES), self.n_z[0][(self.n_z[0] > low) & (self.n_z[0] < high)])
         x = distances_at(z, cosmo)
-        y = self.density(z) * np.asarray(transverse_distance(x, cosmo), float) ** 2
+        y = self.density(z) * on_host(lambda x: transverse_distance(x, cosmo), x, 2 * _NODES) ** 2
         pieces = 4 * math.pi * self.sky_share * np.diff(x) * (y[1:] + y[:-1]) / 2
         return z, np.concatenate([[0.0], np.cumsum(pieces)])
 
@@ -152,7 +153,7 @@ def _checked_mask(mask: Any) -> np.ndarray:
 
 def distances_at(z: Any, cosmo: Cosmology | GrowthTable) -> np.ndarray:
     """Comoving distances at redshifts, on the host [Mpc/h]."""
-    return np.asarray(comoving_distance(1 / (1 + np.asarray(z, float)), cosmo), float)
+    return on_host(lambda z: comoving_distance(1 / (1 + z), cosmo), z, 2 * _NODES)
 
 
 def redshift_table(cosmo: Cosmology | GrowthTable, last: float) -> tuple[np.ndarray, np.ndarray]:

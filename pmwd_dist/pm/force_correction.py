@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import read_text, write_text
+from pmwd_dist._jax.arrays import as_array
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.cosmology.parameters import Cosmology, parameters
@@ -100,7 +101,7 @@ class ForceCorrection(eqx.Module):
         self.start = None if start is None else (start[0], start[1])
         self.cosmologies = ranges
         zeros = np.zeros(_NUMBERS["coefficients"][2])
-        self.coefficients = jnp.asarray(zeros if coefficients is None else coefficients, float)
+        self.coefficients = as_array(zeros if coefficients is None else coefficients)
 
     @classmethod
     def auto(cls, config: Config, cosmo: Cosmology | GrowthTable | None = None) -> ForceCorrection:
@@ -212,7 +213,7 @@ class ForceCorrection(eqx.Module):
             content = json.loads(read_text(Path(path), _LARGEST))
             options = {name: content[name] for name in ("cells", "steps", "error")}
             options |= {name: content.get(name) for name in ("start", "cosmologies")}
-            return cls(content["spacing"], content["coefficients"], **options)
+            return cls(content["spacing"], np.asarray(content["coefficients"]), **options)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass
         raise ArgumentError("correction", str(path), "is not a file of ForceCorrection.save")

@@ -12,6 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
 
+from pmwd_dist._jax.arrays import as_array
 from pmwd_dist.parallel.inputs import check_on_host
 
 UNLIMITED = float(np.finfo(np.float32).max)  # a displacement; finite, for jax_debug_infs
@@ -108,5 +109,5 @@ def failure(max_displacement: Array, halo: Any, grid: Any, finite: Any = True) -
 
 def successful(dtype: Any = None) -> Status:
     """Status before the first step."""
-    real = jnp.zeros((), dtype if dtype is not None else jnp.result_type(float))
-    return Status(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), real, jnp.full_like(real, UNLIMITED))
+    dtype = jnp.result_type(float) if dtype is None else dtype
+    return Status(as_array(0, jnp.int32), as_array(0, jnp.int32), as_array(0, dtype), as_array(UNLIMITED, dtype))

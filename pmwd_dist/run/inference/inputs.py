@@ -87,7 +87,7 @@ def _kept(plan: InferencePlan, name: str, make: Callable[[], Arrays], shapes: Sh
 
 def key_of(plan: InferencePlan, purpose: int) -> Array:
     """Key of the random numbers of one purpose."""
-    return jax.random.fold_in(jax.random.key(plan.settings.noise.seed), purpose)
+    return plan.simulation.key(purpose)
 
 
 def draw_mock(plan: InferencePlan, warn: Callable[[str], None] = warnings.warn) -> Arrays:
@@ -101,7 +101,7 @@ def draw_mock(plan: InferencePlan, warn: Callable[[str], None] = warnings.warn) 
         remedy = problem or "use a wider devices.halo, or more time.steps"
         raise SimulationError(f"the simulation of the mock failed; {remedy}")
     if isinstance(likelihood := plan.model.likelihood, infer.Poisson):
-        cells, galaxies = map(float, negative_shares(field[shown(to_host(likelihood.mask), field.shape)]))
+        cells, galaxies, _ = map(float, negative_shares(field[shown(to_host(likelihood.mask), field.shape)]))
         if galaxies > MAX_CUT:
             share = f"in {100 * cells:.2g} % of the cells, where at most 2 % of nbar is expected"
             remedy = "P(k) of the counts is too low; use a larger model.smoothing, or a smaller b1"

@@ -15,7 +15,6 @@ import numpy as np
 from jax import Array
 
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.observe.galaxy_cone import ConeGalaxies
 from pmwd_dist.pm.modes import linear_modes
 from pmwd_dist.pm.noise import noise_of
@@ -62,7 +61,7 @@ class View:
 
     def growth(self, k: Any) -> Array:
         """Linear growth factor at wavenumbers [h/Mpc]."""
-        return growth_table_to(self.simulation.config.lpt_order, self.simulation.cosmo).linear(k, self.a)[0]
+        return self.simulation.growth.linear(k, self.a)[0]
 
 
 def modes_of(run: SimulationSetup) -> Array:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from pmwd_dist._errors import ArgumentError
@@ -32,13 +31,12 @@ class GalaxyCatalogue(OfGalaxies):
 
     def write_divided(self, folder: Path, view: View) -> None:
         galaxies, simulation = self.galaxies, view.simulation
-        key = jax.random.fold_in(jax.random.key(simulation.seed), np.float32(view.a).view(np.uint32))
         try:
             found = galaxy_catalogue(
                 view.particles,
                 simulation.cosmo,
                 view.config,
-                key=jax.random.fold_in(key, 1),  # not those of the counts
+                key=simulation.key(np.float32(view.a).view(np.uint32), 1),  # not those of the counts
                 number_density=galaxies.number_density or 0.0,
                 weights=galaxies.weights(view),
                 line_of_sight=galaxies.line_of_sight,

@@ -274,7 +274,7 @@ class Counts(OfGalaxies):
         """Integers from the Poisson distributions of the rates, shape mesh_shape."""
         config, galaxies = view.simulation.config, self.galaxies
         field = tracer_density(*galaxies.tracers(view), config)
-        cells, lost = map(float, negative_shares(field))
+        cells, lost, _ = map(float, negative_shares(field))
         if lost > MAX_CUT:
             share = f"1 + delta_g is negative in {100 * cells:.2g} % of the cells, and P(k) of counts would be too low"
             remedy = f"{self._smoothing(view)} or a smaller b1, or leave number_density out; then resume"
@@ -283,7 +283,7 @@ class Counts(OfGalaxies):
         selection = 1.0 if weight is None else weight
         rate = expected_counts(field, config, number_density=galaxies.number_density or 0.0, selection=selection)
         # By the output's time, too: the galaxies of two outputs are drawn independently.
-        key = jax.random.fold_in(jax.random.key(view.simulation.seed), np.float32(view.a).view(np.uint32))
+        key = view.simulation.key(np.float32(view.a).view(np.uint32))
         return _poisson(key, rate, config)
 
     def _smoothing(self, view: View) -> str:

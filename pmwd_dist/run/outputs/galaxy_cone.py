@@ -13,7 +13,6 @@ import numpy as np
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import growth_table
 from pmwd_dist.io.snapshot import content
 from pmwd_dist.observe.galaxy_cone import ConeGalaxies, room_of, survey_extent
 from pmwd_dist.observe.galaxy_draws import COLUMNS
@@ -62,7 +61,7 @@ class GalaxyCone(OfGalaxies):
         return Survey(np.transpose(galaxies.n_z or ()), mask=data.get(_SKY), **options)
 
     def input_problems(self, arrays: Arrays, simulation: SimulationSetup) -> list[str]:
-        table, cone, bins = growth_table(simulation.cosmo), simulation.light_cone, self.galaxies.redshift_bins
+        table, cone, bins = simulation.growth, simulation.light_cone, self.galaxies.redshift_bins
         try:
             survey = self.survey(arrays)
             _, observer, _ = survey_extent(survey, table, simulation.config, self.galaxies.observer)
@@ -87,10 +86,10 @@ class GalaxyCone(OfGalaxies):
         try:
             return ConeGalaxies(
                 self.survey(data),
-                growth_table(simulation.cosmo),
+                simulation.growth,
                 times,
                 simulation.config,
-                key=jax.random.fold_in(jax.random.key(simulation.seed), 1),  # not those at single times
+                key=simulation.key(1),  # not those at single times
                 weights=lambda a: self.galaxies.weights_at(a, modes, simulation),
                 observer=self.galaxies.observer,
                 bins=None if bins is None else (bins, self.galaxies.linear_bias),
@@ -102,11 +101,11 @@ class GalaxyCone(OfGalaxies):
         return [self.source, self.figure]
 
     def disk(self, simulation: SimulationSetup, count: int) -> int:
-        return int(_BYTES * self.survey({}).number(simulation.cosmo))
+        return int(_BYTES * self.survey({}).number(simulation.growth))
 
     def memory(self, simulation: SimulationSetup, config: Config) -> int:
         """Both ends of a step, the path between them, the weights, and the rows of the galaxies of a step."""
-        table = growth_table(simulation.cosmo)
+        table = simulation.growth
         rows = COLUMNS * room_of(self.survey({}), step_times(table, config), table)
         numbers = _NUMBERS * math.prod(config.particle_shape) // config.decomposition.size + rows
         return np.dtype(jax.numpy.result_type(float)).itemsize * numbers

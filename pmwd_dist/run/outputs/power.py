@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.io.arrays import reading
 from pmwd_dist.observe.power import power_spectrum, shot_noise
 from pmwd_dist.report import plot
@@ -42,8 +41,7 @@ class Power(Output):
 
         With massive neutrinos both are spectra of cold matter, and the one of all matter is a column.
         """
-        spectrum, a = power_spectrum(view.density, view.config), 1 / (1 + view.z)
-        table = growth_table_to(view.config.lpt_order, view.simulation.cosmo)  # compiled for the steps
+        spectrum, a, table = power_spectrum(view.density, view.config), 1 / (1 + view.z), view.simulation.growth
         # linear_power is singular at k = 0, the mean wavenumber of a bin without modes.
         k, response = np.maximum(np.asarray(spectrum.k, float), 1e-8), table.response
         linear = view.simulation.linear_power(k) * np.asarray(table.linear(k, a)[0], float) ** 2

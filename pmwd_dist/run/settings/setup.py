@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import reduce
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,9 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.arrays import as_array, on_host
 from pmwd_dist.config import Config
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.linear_power import check_sigma8_range, interpolate_power, linear_power, normalised_power
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.cosmology.transfer import accuracy_warnings, expected_error
@@ -46,9 +49,19 @@ class SimulationSetup:
     def noise(self) -> Array:
         """White noise of a file, on the devices, or the key of white noise."""
         if self.field is None:
-            return jax.random.key(self.seed)
+            return self.key()
         dtype = np.dtype(jnp.result_type(float))
         return to_devices(self.field.astype(dtype), self.config.decomposition.sharding)
+
+    def key(self, *numbers: int | np.integer) -> Array:
+        """Key of the seed, with numbers folded in."""
+        seed, *rest = (as_array(x, np.uint32) for x in (self.seed, *numbers))
+        return reduce(jax.random.fold_in, rest, jax.random.key(seed))
+
+    @property
+    def growth(self) -> GrowthTable:
+        """Growth of the cosmology, to the order of the LPT: one program for all that needs growth or distances."""
+        return growth_table_to(self.config.lpt_order, self.cosmo)
 
     @property
     def table(self) -> Table | None:
@@ -107,5 +120,5 @@ class SimulationSetup:
 def power_at(k: np.ndarray, cosmo: Cosmology, source: Table | str) -> np.ndarray:
     """Linear P(k) at a = 1, in the precision of the program."""
     if isinstance(source, str):
-        return np.asarray(linear_power(k, cosmo, source))
-    return np.asarray(interpolate_power(jnp.asarray(k), *map(jnp.asarray, source)))
+        return on_host(lambda k: linear_power(k, cosmo, source), k)
+    return on_host(lambda k: interpolate_power(k, *source), k)

@@ -16,7 +16,7 @@ import numpy as np
 
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.cosmology.parameters import parameters
 from pmwd_dist.cosmology.radiation import N_EFF
 from pmwd_dist.pm.solvers import INTEGRATORS, Formula
@@ -125,7 +125,7 @@ def convergence_warning(simulation: SimulationSetup, gravity: str, compared: flo
     if compared > limit * (1 + 1e-6):
         problem = f"the model has converged at most up to k = {limit:.2g} h/Mpc, half the Nyquist frequency"
     elif gravity == "nbody":
-        error = expected_error(simulation, tuple(map(float, step_times(growth_table(simulation.cosmo), config))))
+        error = expected_error(simulation, tuple(map(float, step_times(simulation.growth, config))))
         if error is None or (worst := error[compared > limit / 2 * (1 + 1e-6)]) <= _CONVERGED:
             return None
         problem = f"the error of P(k) of the model there is about {_round_up(worst)} %"
@@ -140,7 +140,7 @@ def growth_change(simulation: SimulationSetup, times: Sequence[float]) -> float:
     integrator = INTEGRATORS[simulation.solver]
     if integrator.exact_growth:
         return 0.0
-    return 100 * (long_wave_growth(integrator.formula, growth_table(simulation.cosmo), times) ** 2 - 1)
+    return 100 * (long_wave_growth(integrator.formula, simulation.growth, times) ** 2 - 1)
 
 
 def growth_warning(simulation: SimulationSetup, times: Sequence[float]) -> str | None:

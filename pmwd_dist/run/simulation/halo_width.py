@@ -14,7 +14,7 @@ from jax import Array
 
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
+from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.ops.rounding import max_abs
 from pmwd_dist.pm.modes import power_nodes
 from pmwd_dist.pm.paint import halo_widths
@@ -46,7 +46,7 @@ def linear_displacement(simulation: SimulationSetup) -> float:
     config = simulation.config
     k = power_nodes(config)
     power = simulation.linear_power(k)
-    growth = float(growth_table_to(config.lpt_order, simulation.cosmo).D1(np.asarray(config.a_stop)))
+    growth = float(simulation.growth.D1(np.asarray(config.a_stop)))
     rms = growth * math.sqrt(np.trapezoid(k * power, np.log(k)) / (6 * math.pi**2))
     count = max(3.0, 3 * math.prod(config.box_size) / _COHERENCE**3)
     return MARGIN * rms * math.sqrt(2 * math.log(count))

@@ -17,11 +17,11 @@ import numpy as np
 from jax import Array
 
 from pmwd_dist._files import message, temporary
+from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.profile import part
 from pmwd_dist._jax.program import jit
 from pmwd_dist._memory import size
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.io import checkpoint
 from pmwd_dist.io.arrays import ArrayFileError, reading
 from pmwd_dist.observe.galaxy_cone import ConeGalaxies
@@ -91,7 +91,7 @@ class Progress:
         if not isinstance(moved, MidStep):
             self.position = moved = host.half_drift(moved, self.status, self.schedule, done, self.config)
         gathering = self.cone_galaxies is not None and self.cone_galaxies.sees(self.step)
-        before = jax.tree.map(jnp.copy, moved) if gathering else None  # a step donates its particles
+        before = host.copied(moved) if gathering else None
         if cone is None or self.shells is None:
             moved = host.advance(moved, self.schedule, done, self.config)
         else:
@@ -187,7 +187,7 @@ def _begin(plan: SimulationPlan, log: Log) -> Progress:
 
 def _particles_of_noise(simulation: SimulationSetup) -> ExactParticles:
     config = simulation.config
-    table = growth_table_to(config.lpt_order, simulation.cosmo)
+    table = simulation.growth
     power, f_nl = log_power(simulation.cosmo, config, simulation.power), simulation.f_nl
     primordial = None if f_nl is None else (jnp.asarray(f_nl), log_transfer(table, config, simulation.power))
     table, power, primordial = from_main((table, power, primordial))
@@ -236,10 +236,9 @@ def _dtype() -> np.dtype:
 def _schedule(plan: SimulationPlan) -> StepSchedule:
     """The steps of the whole run."""
     simulation = plan.simulation
-    table = growth_table_to(simulation.config.lpt_order, simulation.cosmo)
-    times = jnp.asarray(np.asarray(plan.times, _dtype()))
-    formula, factor = FORMULAS[simulation.solver], simulation.potential_factor
-    return _replicated(from_main(host.make_schedule(table, times, simulation.config, formula, factor)), plan)
+    times, formula, factor = as_array(np.asarray(plan.times)), FORMULAS[simulation.solver], simulation.potential_factor
+    schedule = host.make_schedule(simulation.growth, times, simulation.config, formula, factor)
+    return _replicated(from_main(schedule), plan)
 
 
 def _replicated(tree: T, plan: SimulationPlan) -> T:

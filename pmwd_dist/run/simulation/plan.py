@@ -40,7 +40,7 @@ class SimulationPlan(Plan):
         simulation = build(settings)
         data = _read_inputs(settings, simulation) | read_noise(settings)
         simulation = replace(simulation, field=data.get(NOISE))
-        times = np.asarray(step_times(simulation.cosmo, simulation.config, save=settings.scale_factors))
+        times = np.asarray(step_times(simulation.growth, simulation.config, save=settings.scale_factors))
         return cls(settings, simulation, folder, tuple(times.tolist()), data=data)
 
     def of_main(self) -> Self:

@@ -15,7 +15,6 @@ import numpy as np
 from jax.stages import Lowered
 
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import growth_table_to
 from pmwd_dist.observe import power
 from pmwd_dist.pm.modes import power_nodes
 from pmwd_dist.pm.particles import ExactParticles
@@ -95,7 +94,7 @@ def _vectors(config: Config) -> jax.ShapeDtypeStruct:
 
 
 def _table(simulation: SimulationSetup) -> Any:
-    return jax.eval_shape(lambda: growth_table_to(simulation.config.lpt_order, simulation.cosmo))
+    return jax.eval_shape(lambda: simulation.growth)
 
 
 def _small(tree: Any, config: Config) -> Any:
