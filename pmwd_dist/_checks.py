@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
+from jax.core import Tracer, eval_context
 
 from pmwd_dist._errors import ArgumentError
 
@@ -90,9 +90,10 @@ def check_shares(values: Any, name: str) -> None:
     """Raise ArgumentError unless all values are shares from 0 to 1, to the rounding of single precision."""
     if isinstance(values, Tracer):
         return
-    with jax.ensure_compile_time_eval():  # minima on CPUs leave NaN out
+    xp: Any = np if isinstance(values, np.ndarray) else jnp  # no program for values of the host
+    with eval_context():  # minima on CPUs leave NaN out
         low, high = float(values.min()), float(values.max())
-        missing = int(jnp.sum(jnp.isnan(values)))
+        missing = int(xp.sum(xp.isnan(values)))
     if missing:
         raise ArgumentError(name, values, f"holds {missing} values of NaN", "pass shares from 0 to 1", show_value=False)
     if not low >= 0:
@@ -105,8 +106,9 @@ def check_seen(values: Any, name: str, remedy: str, *, finite: bool = True) -> N
     """Raise ArgumentError for values that are the mark of missing pixels of HEALPix or, with `finite`, not finite."""
     if isinstance(values, Tracer):
         return
-    with jax.ensure_compile_time_eval():
-        missing = int(jnp.sum(~(jnp.abs(values) < _UNSEEN) if finite else values < -_UNSEEN))
+    xp: Any = np if isinstance(values, np.ndarray) else jnp
+    with eval_context():
+        missing = int(xp.sum(~(xp.abs(values) < _UNSEEN) if finite else values < -_UNSEEN))
     if missing:
         constraint = f"holds {missing} values that are {'not finite, or ' * finite}UNSEEN of HEALPix"
         raise ArgumentError(name, values, constraint, remedy, show_value=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist._checks import check_number
-from pmwd_dist._jax.arrays import as_array
+from pmwd_dist._jax.arrays import as_array, on_host
 from pmwd_dist._jax.program import jit
 from pmwd_dist.cosmology.growth import LAST, GrowthTable, growth_table_to, parameters_of
 from pmwd_dist.cosmology.parameters import Cosmology
@@ -47,6 +48,11 @@ def _comoving_distance(a: Array, table: GrowthTable) -> Array:
     u = 1 - half * (1 - jnp.asarray(_NODES, a.dtype).reshape((1,) * a.ndim + (-1,)))
     rate = 2 / (u**3 * table.E(u**2))  # of the distance, in u
     return HUBBLE_DISTANCE * jnp.sum(half * _WEIGHTS.astype(a.dtype).reshape((1,) * a.ndim + (-1,)) * rate, axis=-1)
+
+
+def distances_at(z: Any, cosmo: Cosmology | GrowthTable) -> np.ndarray:
+    """Comoving distances at redshifts, on the host [Mpc/h]."""
+    return on_host(lambda z: comoving_distance(1 / (1 + z), cosmo), z, 8192)
 
 
 def scale_factor_at(distance: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:

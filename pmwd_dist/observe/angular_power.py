@@ -17,11 +17,12 @@ from jaxtyping import Array, Float, Real
 
 from pmwd_dist._checks import check_ascending, check_number, check_seen
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.order import row_major
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.collocation import matmul
-from pmwd_dist.cosmology.distance import comoving_distance, scale_factor_at, transverse_distance
+from pmwd_dist.cosmology.distance import distances_at, scale_factor_at, transverse_distance
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe import harmonics
@@ -100,7 +101,7 @@ def _nside(values: Array) -> int:
     return nside
 
 
-def all_powers(maps: Array, side: float | None = None) -> dict[tuple[int, int], AngularPower]:
+def all_powers(maps: Array | np.ndarray, side: float | None = None) -> dict[tuple[int, int], AngularPower]:
     """Spectra of all pairs of maps, by their indices, with one analysis of each map of the sphere.
 
     Raises:
@@ -184,36 +185,30 @@ def limber_power(
         raise ArgumentError("edges", list(edges), f"must be those of the cone, {list(cone.edges)}")
     bins = bins_of(source)
     every = [*bins, *((z, n) for z, n, _ in galaxies)]
-    far = min(last, max(float(jnp.max(source_distances(one, table, near)[0])) for one in every))
+    far = min(last, max(float(np.max(np.asarray(source_distances(one, table, near)[0]))) for one in every))
     slabs = np.linspace(near, far, _SLABS + 1) if cone is None else _slabs_of(cone)
     for z, n, _ in galaxies:
         ends = np.asarray(z, float)[np.asarray(n) > 0][[0, -1]]
-        slabs = np.union1d(slabs, np.clip(comoving_distance(1 / (1 + ends), table), slabs[0], slabs[-1]))
+        slabs = np.union1d(slabs, np.clip(distances_at(ends, table), slabs[0], slabs[-1]))
     distance = middle = (slabs[1:] + slabs[:-1]) / 2
+    ell, shares, resolved = np.ravel(np.asarray(ell, float)), None, 1.0
     if cone is None:
         weights = lensing_weights(slabs.tolist(), table, bins, alignment=alignment)
     else:
         mass = cone.shells.shares(middle) * np.diff(slabs) * middle ** (cone.dimensions - 1)
-        overdensity = jnp.asarray(mass / cone.shells.volumes[:, None], dtype=float)
-        weights = matmul(lensing_weights(cone, table, bins, alignment=alignment), overdensity)
+        weights, shares = lensing_weights(cone, table, bins, alignment=alignment), mass / cone.shells.volumes[:, None]
         if isinstance(cone, FlatSkyLightCone):
             distance = cone.distances @ cone.shells.shares(middle, fading=False)
-    across, a = (
-        f(jnp.asarray(x, float), table) for f, x in ((transverse_distance, distance), (scale_factor_at, middle))
-    )
-    k = (jnp.asarray(ell, dtype=float).reshape(-1)[:, None] + 0.5) / across[None]
-    growth = jax.vmap(lambda k, a: jnp.broadcast_to(table.linear(k, a)[0], k.shape), (1, 0), 1)(k, a)
-    linear = jnp.asarray(linear_power_at(k.ravel(), power), dtype=float).reshape(k.shape)
-    slab_power = linear * (growth / across[None]) ** 2 / jnp.asarray(np.diff(slabs), dtype=float)[None]
-    powers = [slab_power] * 3  # of two maps of which none, one or both are of galaxies
+    k, factor = _waves(*map(as_array, (ell, distance, middle)), table)
+    linear = as_array(linear_power_at(as_array(np.ravel(k)), power))
+    resolved = [1.0] * 3  # of two maps of which none, one or both are of galaxies
     if cone is not None:
-        resolved = partial(resolved_share, np.asarray(ell, float).reshape(-1), np.asarray(k), cone, pixel=pixel)
-        powers = [slab_power * resolved(galaxies=i) for i in range(3 if galaxies else 1)]
-    fields = [(weight[None], 0) for weight in weights]
-    for z, n, bias in galaxies:
-        share = jnp.asarray(_shares_of_galaxies(z, n, slabs, table), dtype=float)[None]
-        fields.append((jnp.asarray(bias(k) if callable(bias) else bias) * share, 1))
-    spectra = jnp.stack([jnp.stack([jnp.sum(x * y * powers[i + j], -1) for y, j in fields]) for x, i in fields])
+        numbers = range(3 if galaxies else 1)
+        resolved = [resolved_share(ell, np.asarray(k), cone, pixel=pixel, galaxies=i) for i in numbers]
+    tracers = [
+        (bias(k) if callable(bias) else bias, _shares_of_galaxies(z, n, slabs, table)) for z, n, bias in galaxies
+    ]
+    spectra = _spectra(weights, shares, linear, factor, np.diff(slabs), resolved, tracers)
     return spectra if isinstance(source, list) or galaxies else spectra[0, 0]
 
 
@@ -221,7 +216,35 @@ def _shares_of_galaxies(z: Any, n: Any, slabs: np.ndarray, table: GrowthTable) -
     """Shares of the slabs in galaxies, whose numbers per redshift are summed by the trapezoidal rule."""
     z, n = np.asarray(z, float), np.asarray(n, float)
     total = np.append(0.0, np.cumsum((n[1:] + n[:-1]) / 2 * np.diff(z)))
-    return np.diff(np.interp(slabs, np.asarray(comoving_distance(1 / (1 + z), table)), total / total[-1]))
+    return np.diff(np.interp(slabs, distances_at(z, table), total / total[-1]))
+
+
+@jit
+def _waves(ell: Array, distance: Array, middle: Array, table: GrowthTable) -> tuple[Array, Array]:
+    """Wavenumbers of multipoles in slabs [h/Mpc], and the growth factor over the distance across, squared."""
+    across, a = transverse_distance(distance, table), scale_factor_at(middle, table)
+    k = (ell[:, None] + 0.5) / across[None]
+    growth = jax.vmap(lambda k, a: jnp.broadcast_to(table.linear(k, a)[0], k.shape), (1, 0), 1)(k, a)
+    return k, (growth / across[None]) ** 2
+
+
+@jit
+def _spectra(
+    weights: Array,
+    shares: Array | None,
+    linear: Array,
+    factor: Array,
+    thickness: Array,
+    resolved: list[Array],
+    galaxies: list[tuple[Array, Array]],
+) -> Array:
+    """Sums of the slabs for all pairs of maps; weights are of shells where these have shares in the slabs."""
+    weights = weights if shares is None else matmul(weights, shares.astype(weights.dtype))
+    slab_power = linear.reshape(factor.shape) * factor / thickness.astype(factor.dtype)[None]
+    powers = [slab_power * share for share in resolved]
+    fields = [(weight[None], 0) for weight in weights]
+    fields += [(jnp.asarray(bias) * share.astype(factor.dtype)[None], 1) for bias, share in galaxies]
+    return jnp.stack([jnp.stack([jnp.sum(x * y * powers[i + j], -1) for y, j in fields]) for x, i in fields])
 
 
 def _slabs_of(cone: LightCone) -> np.ndarray:
@@ -264,10 +287,10 @@ def share_beyond_box(
       cone: light cone; sources are at its last edge.
     """
     table, longest = growth_table_to(2, cosmo), _longest(cone.config)
-    source = 1 / float(scale_factor_at(jnp.asarray(cone.edges[-1]), table)) - 1
-    functions = power, lambda k: jnp.where(k < longest, jnp.asarray(power(k)), 0)
-    whole, lost = (limber_power(ell, function, table, cone.edges, source) for function in functions)
-    return lost / whole
+    source = 1 / float(scale_factor_at(cone.edges[-1], table)) - 1
+    functions = power, lambda k: np.where(np.asarray(k) < longest, power(k), 0)
+    whole, lost = (np.asarray(limber_power(ell, one, table, cone.edges, [source])) for one in functions)
+    return as_array((lost / whole)[0, 0])
 
 
 def _longest(config: Config) -> float:

@@ -6,10 +6,9 @@ import math
 import warnings
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
+from jax.core import Tracer, eval_context
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
 
@@ -90,7 +89,7 @@ def negative_shares(rate: Array) -> tuple[Array, Array, Array]:
 def _check_negative(rate: Array) -> None:
     if isinstance(rate, Tracer):
         return
-    with jax.ensure_compile_time_eval():
+    with eval_context():
         cells, galaxies, total = map(float, negative_shares(rate))
     if not 0 <= total < math.inf:
         raise ArgumentError("density", total, _SEEN, show_value=False)

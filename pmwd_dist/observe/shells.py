@@ -6,17 +6,19 @@ import itertools
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
+from jax.core import Tracer, eval_context
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from pmwd_dist._checks import check_ascending, check_choice
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.distance import comoving_distance
 from pmwd_dist.cosmology.growth import GrowthTable
@@ -59,6 +61,7 @@ def is_traced(tree: Any) -> bool:
     return any(isinstance(x, Tracer) for x in jax.tree.leaves(tree))
 
 
+@partial(jit, static_argnames="config")
 def _time_span(cosmo: GrowthTable, config: Config) -> tuple[Array, Array]:
     """Nearest and farthest distance on the light cone of a simulation [Mpc/h]."""
     far, near = comoving_distance(jnp.asarray([config.a_start, config.a_stop], dtype=float), cosmo)
@@ -178,7 +181,7 @@ class ShellLightCone(Accumulator):
         if is_traced(cosmo):
             return
         config, edges = self.config, self.edges
-        with jax.ensure_compile_time_eval():
+        with eval_context():  # known inside jit, too, and by a program: ensure_compile_time_eval runs its operations
             near, far = map(float, _time_span(cosmo, config))
         if near <= edges[0] and edges[-1] <= far:
             return

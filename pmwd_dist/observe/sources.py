@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import eval_context
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from pmwd_dist._checks import check_ascending, check_number
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.program import jit
 from pmwd_dist.cosmology.collocation import matmul
 from pmwd_dist.cosmology.distance import HUBBLE_DISTANCE, comoving_distance, scale_factor_at, transverse_distance
@@ -69,7 +69,7 @@ def lensing_weights(
     _check_horizon(bounds.edges[-1], table)
 
     def of_bin(source: Source) -> Array:
-        weights = _weights(*source_distances(source, table, bounds.edges[0]), table, shells=bounds)
+        weights = _weights(*source_distances(source, table, bounds.edges[0]), table, bounds.pieces)
         return weights if alignment is None else weights + _aligned(source, alignment, table, bounds)
 
     bins = list(map(of_bin, bins_of(source)))
@@ -79,7 +79,7 @@ def lensing_weights(
 def _check_horizon(last: float, table: GrowthTable) -> None:
     """Raise ArgumentError for shells beyond the largest redshift."""
     if not is_traced(table):
-        with jax.ensure_compile_time_eval():
+        with eval_context():
             most = float(comoving_distance(1 / (1 + _FARTHEST), table))
         if last > most:
             constraint = f"reach to {last:g} Mpc/h, and a redshift of {_FARTHEST:g} is at {most:.5g} Mpc/h"
@@ -107,15 +107,15 @@ def _aligned(source: Source, alignment: Alignment, table: GrowthTable, shells: S
     check_number(alignment[0], "alignment[0]")
     check_number(alignment[1], "alignment[1]", -_STEEPEST, _STEEPEST)
     columns = tuple(jnp.asarray(real(x, "source"), float) for x in source)
-    return _alignment(columns, tuple(jnp.asarray(x, float) for x in alignment), table, shells=shells)
+    return _alignment(columns, tuple(jnp.asarray(x, float) for x in alignment), table, shells.pieces)
 
 
-@partial(jit, static_argnames="shells")
+@jit
 def _alignment(
-    source: tuple[Array, Array], alignment: tuple[Array, Array], table: GrowthTable, *, shells: Shells
+    source: tuple[Array, Array], alignment: tuple[Array, Array], table: GrowthTable, pieces: tuple[Array, ...]
 ) -> Array:
     (z, number), (amplitude, power) = source, alignment
-    low, length, first, slope = (jnp.asarray(x, z.dtype) for x in shells.pieces)
+    low, length, first, slope = (x.astype(z.dtype) for x in pieces)
     t, share = (jnp.asarray(x, z.dtype)[None] / 2 for x in (1 + POINTS, WEIGHTS))
     # Between redshifts of n(z) and ends of pieces, where the integrand is smooth: as a function of the redshifts, too.
     ends = jnp.append(low, low[-1] + length[-1])
@@ -131,10 +131,10 @@ def _alignment(
     return matmul(first[:, i], jnp.sum(values, 1)) + matmul(slope[:, i], jnp.sum(values * along, 1))
 
 
-@partial(jit, static_argnames="shells")
-def _weights(distance: Array, share: Array, table: GrowthTable, *, shells: Shells) -> Array:
+@jit
+def _weights(distance: Array, share: Array, table: GrowthTable, pieces: tuple[Array, ...]) -> Array:
     distance = jnp.maximum(distance, 1e-3)
-    low, length, first, slope = (jnp.asarray(x, distance.dtype) for x in shells.pieces)
+    low, length, first, slope = (x.astype(distance.dtype) for x in pieces)
     t, weight = (jnp.asarray(x, distance.dtype)[None] / 2 for x in (1 + POINTS, WEIGHTS))
 
     def integrals(low: Array, length: Array, efficiency: Callable[[Array], Array]) -> tuple[Array, Array]:
@@ -166,7 +166,7 @@ def _weights(distance: Array, share: Array, table: GrowthTable, *, shells: Shell
 def source_distances(source: Source, table: GrowthTable, nearest: float) -> tuple[Array, Array]:
     """Distances of the sources and their shares."""
     if isinstance(source, tuple) and len(source) == 2:
-        z, number = (jnp.asarray(real(x, "source")) for x in source)
+        z, number = (real(x, "source") for x in source)
         if z.ndim != 1 or z.shape != number.shape or len(z) < 2:
             raise ArgumentError("source", z.shape, "must be redshifts and as many numbers", "pass (z, n)")
         if not is_traced(z):
@@ -177,10 +177,10 @@ def source_distances(source: Source, table: GrowthTable, nearest: float) -> tupl
             raise ArgumentError("source", number, constraint, "pass (z, n) with n of 0 or more", show_value=False)
         share = _shares(z, number)
     else:
-        z = jnp.asarray(real(source, "source")).reshape(-1)
-        if z.shape != (1,):
+        z = real(source, "source")
+        if z.size != 1:
             raise ArgumentError("source", z.shape, "must be one redshift", "pass (z, n) for a distribution")
-        share = jnp.ones_like(z)
+        share = as_array(np.ones(1), z.dtype)
     _check_redshifts(z, table, nearest)
     return _distances(z, table), share
 
@@ -193,7 +193,7 @@ def _shares(z: Array, number: Array) -> Array:
 
 @jit
 def _distances(z: Array, table: GrowthTable) -> Array:
-    return comoving_distance(1 / (1 + z), table)
+    return comoving_distance(1 / (1 + jnp.ravel(z)), table)
 
 
 def _check_redshifts(z: Array, table: GrowthTable, nearest: float) -> None:
@@ -201,10 +201,10 @@ def _check_redshifts(z: Array, table: GrowthTable, nearest: float) -> None:
     if is_traced(z):
         return
     if not ((np.asarray(z) >= 0) & (np.asarray(z) <= _FARTHEST)).all():
-        raise ArgumentError("source", np.asarray(z).tolist(), f"must be redshifts from 0 to {_FARTHEST:g}")
+        raise ArgumentError("source", np.ravel(z).tolist(), f"must be redshifts from 0 to {_FARTHEST:g}")
     if is_traced(table):
         return
-    with jax.ensure_compile_time_eval():
+    with eval_context():
         farthest = float(np.max(np.asarray(_distances(z, table))))
     if farthest <= nearest:
         constraint = f"at {farthest:.4g} Mpc/h is nearer than the nearest shell, from {nearest:g} Mpc/h on"
@@ -215,11 +215,11 @@ def coverage_warning(cone: LightCone, table: GrowthTable, source: Source) -> str
     """Warning if shells leave out a part of the lensing weight, else None; traced values are not checked."""
     if is_traced((table, source)):
         return None
-    with jax.ensure_compile_time_eval():
+    with eval_context():
         distance, share = source_distances(source, table, cone.edges[0])
-        farthest = float(jnp.max(distance))
+        farthest = float(np.max(np.asarray(distance)))
         both = cone.shells, Shells((0.0, farthest), 1, "nearest")
-        inside, whole = (float(jnp.sum(_weights(distance, share, table, shells=shells))) for shells in both)
+        inside, whole = (np.sum(np.asarray(_weights(distance, share, table, x.pieces))) for x in both)
     if (outside := 1 - inside / whole) < _UNCOVERED:
         return None
     shells = f"{cone.edges[0]:g} to {cone.edges[-1]:g} Mpc/h"

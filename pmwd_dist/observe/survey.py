@@ -16,7 +16,7 @@ from pmwd_dist._checks import check_callable, check_number, check_seen, check_sh
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arrays import on_host
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.distance import comoving_distance, transverse_distance
+from pmwd_dist.cosmology.distance import distances_at, transverse_distance
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe.catalogue import Catalogue
@@ -149,11 +149,6 @@ def _checked_mask(mask: Any) -> np.ndarray:
     if not values.any():
         raise ArgumentError("mask", mask, "has no galaxies: it is 0 in every pixel", show_value=False)
     return values
-
-
-def distances_at(z: Any, cosmo: Cosmology | GrowthTable) -> np.ndarray:
-    """Comoving distances at redshifts, on the host [Mpc/h]."""
-    return on_host(lambda z: comoving_distance(1 / (1 + z), cosmo), z, 2 * _NODES)
 
 
 def redshift_table(cosmo: Cosmology | GrowthTable, last: float) -> tuple[np.ndarray, np.ndarray]:

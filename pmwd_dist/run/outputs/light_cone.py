@@ -21,8 +21,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.distance import comoving_distance
-from pmwd_dist.cosmology.growth import GrowthTable, growth_table
+from pmwd_dist.cosmology.distance import distances_at
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.io.snapshot import content
 from pmwd_dist.observe import lensing
@@ -179,7 +179,7 @@ class LightCone(Output):
 
         Raises ArgumentError for an argument out of its range, or shells or sources beyond the time span.
         """
-        table = growth_table(cosmo)
+        table = growth_table_to(config.lpt_order, cosmo)
         name = "sources" if self.bins is None else "bins"
         farthest = [float(np.max(x[0] if isinstance(x, tuple) else x)) for x in self.lensed]
         if max(farthest) > (first := 1 / config.a_start - 1):
@@ -192,7 +192,7 @@ class LightCone(Output):
         else:
             cone = self._flat(config, edges, assignment)
         cone.check(table)
-        distance = float(comoving_distance(1 / (1 + min(farthest)), table))
+        distance = float(distances_at(min(farthest), table))
         if distance <= cone.edges[0]:
             constraint = f"at {distance:.4g} Mpc/h is nearer than the nearest shell, from {cone.edges[0]:g} Mpc/h on"
             raise ArgumentError(name, min(farthest), constraint, "use farther sources or nearer shells")
@@ -217,7 +217,7 @@ class LightCone(Output):
 
     def warnings(self, simulation: SimulationSetup) -> list[str]:
         cone: Any = simulation.light_cone
-        found = (coverage_warning(cone, growth_table(simulation.cosmo), z) for z in self.lensed)
+        found = (coverage_warning(cone, simulation.growth, z) for z in self.lensed)
         texts = [text for text in found if text is not None]
         if isinstance(cone, FlatSkyLightCone) and np.diff(cone.edges).max() > cone.config.box_size[cone.along] * 1.001:
             texts.append("a shell is thicker than the box, whose structures add up in it; use shells of half a box")
@@ -226,7 +226,7 @@ class LightCone(Output):
     def description(self, simulation: SimulationSetup) -> str:
         cone: Any = simulation.light_cone
         count, near, far = len(cone.edges) - 1, cone.edges[0], cone.edges[-1]
-        lost = share_beyond_box(_LARGE, lambda k: np.nan_to_num(simulation.linear_power(k)), simulation.cosmo, cone)
+        lost = share_beyond_box(_LARGE, lambda k: np.nan_to_num(simulation.linear_power(k)), simulation.growth, cone)
         shares = " and ".join(f"{100 * x:.2g} % at l = {ell}" for ell, x in zip(_LARGE, np.asarray(lost), strict=True))
         shells = f"light cone of {count} shell{'s' * (count > 1)} from {near:.4g} to {far:.4g} Mpc/h"
         return f"{shells}; C_l lacks {shares} in waves longer than the box"
@@ -283,11 +283,11 @@ class LightCone(Output):
         if self._has_harmonics:
             functions["shear"] = lensing.shear
 
-        def lens(shells: Array) -> dict[str, Array]:
+        def lens(shells: Array, table: GrowthTable) -> dict[str, Array]:
             own: Any = {"source": self.lensed, **view}
-            return {name: function(shells, simulation.cosmo, cone, **own) for name, function in functions.items()}
+            return {name: function(shells, table, cone, **own) for name, function in functions.items()}
 
-        return jit(lens, out_shardings=cone.config.decomposition.replicated)(shells)
+        return jit(lens, out_shardings=cone.config.decomposition.replicated)(shells, simulation.growth)
 
     def _spectra(
         self, maps: Array, simulation: SimulationSetup, side: float | None, tracers: tuple[GalaxyMaps, Any] | None
@@ -297,11 +297,11 @@ class LightCone(Output):
         Galaxies and their linear bias may follow the sources.
         """
         cone: Any = simulation.light_cone
-        labels, seen, noise = self.labels, [np.ones(1)] * len(maps), np.zeros(len(maps))
+        maps, labels, seen, noise = np.asarray(maps), self.labels, [np.ones(1)] * len(maps), np.zeros(len(maps))
         options: dict[str, Any] = {"cone": cone}
         if tracers is not None:
             galaxies, bias = tracers
-            maps = jnp.concatenate([jnp.asarray(np.asarray(maps)), jnp.asarray(galaxies.overdensity, maps.dtype)])
+            maps = np.concatenate([maps, np.asarray(galaxies.overdensity, maps.dtype)])
             labels = [*labels, *(f"galaxies {i + 1}" for i in range(len(galaxies.n_z)))]
             seen, noise = [*seen, *[galaxies.seen] * len(galaxies.n_z)], np.append(noise, galaxies.shot_noise)
             options |= {"galaxies": [(*n_z, bias) for n_z in galaxies.n_z], "pixel": side and side / self.rays}
@@ -312,7 +312,7 @@ class LightCone(Output):
         spectra = {pair: np.asarray(x.power, float)[filled] / share[pair] for pair, x in measured.items()}
         # A table ends where nothing is simulated.
         power = lambda k: np.nan_to_num(simulation.linear_power(k))  # noqa: E731
-        given = simulation.cosmo, cone.edges, self.lensed
+        given = simulation.growth, cone.edges, self.lensed
         linear = np.asarray(limber_power(ell, power, *given, **options), float)
         columns = {"l": ell, "modes": modes}
         for (i, j), found in spectra.items():
@@ -417,7 +417,7 @@ def random_offsets(cone: FlatSkyLightCone, seed: int) -> np.ndarray:
 
 def _default_edges(farthest: float, table: GrowthTable, config: Config) -> tuple[float, ...]:
     """Shells of half a box, the last one thinner, from the end of the run out to the farthest source."""
-    ends = np.asarray(comoving_distance(np.array([config.a_stop, 1 / (1 + farthest)]), table), float)
+    ends = distances_at([1 / config.a_stop - 1, farthest], table)
     width = min(config.box_size) / 2
     near, far = (round(max(float(end), 0.0), 3) for end in ends)  # the same on all devices, whose last digits differ
     inner = near + width * np.arange(max(1, math.ceil((far - near) / width - 0.05)))
