@@ -123,8 +123,7 @@ class GrowthTable(eqx.Module):
 
     def E(self, a: ArrayLike) -> Array:
         """Expansion rate H(a) [H0]."""
-        a = jnp.asarray(a)
-        return jnp.sqrt(self.cosmo.Omega_cb * a**-3 * expansion(background(self.cosmo), jnp.log(a))[0])
+        return _expansion_rate(self.cosmo, a)
 
     def momentum(self, a: ArrayLike) -> Array:
         """a^2 dD1 / d(H0 t): canonical momentum of the linear mode, per unit of displacement at a = 1."""
@@ -144,6 +143,11 @@ def _growth_at(factors: Array, a: Array) -> Growth:
     n = np.reshape(_ORDERS[: len(u)], (-1, *(1,) * a.ndim)).astype(a.dtype)
     D, dD = a[None] ** n * u, a[None] ** n * (n * u + v)
     return Growth(D[0], D[1], D[2:], dD[0], dD[1], dD[2:])
+
+
+@jit
+def _expansion_rate(cosmo: Parameters, a: Array) -> Array:
+    return jnp.sqrt(cosmo.Omega_cb * a**-3 * expansion(background(cosmo), jnp.log(a))[0])
 
 
 @jit

@@ -111,16 +111,20 @@ def all_powers(maps: Array | np.ndarray, side: float | None = None) -> dict[tupl
     if side is not None:
         return {(i, j): angular_power(maps[i], maps[j], side=side) for i, j in pairs}
     nside = _nside(maps[0])
-    modes = jnp.stack([harmonics.analyse(x, nside, 2 * nside - 1) for x in maps])
+    modes = [_analyse(x, nside, 2 * nside - 1) for x in maps]
     return {(i, j): _of_modes(modes[i], modes[j]) for i, j in pairs}
+
+
+_analyse = jit(harmonics.analyse, static_argnames=("nside", "lmax"))
 
 
 @partial(jit, static_argnames="nside")
 def _of_sphere(values: Array, other: Array | None, nside: int) -> AngularPower:
-    modes = [harmonics.analyse(x, nside, 2 * nside - 1) for x in (values, other) if x is not None]
+    modes = [_analyse(x, nside, 2 * nside - 1) for x in (values, other) if x is not None]
     return _of_modes(modes[0], modes[-1])
 
 
+@jit
 def _of_modes(modes: Array, other: Array) -> AngularPower:
     ell = jnp.arange(modes.shape[1]).astype(modes.dtype)
     return AngularPower(ell, harmonics.power_of_modes(modes, other), 2 * ell + 1)

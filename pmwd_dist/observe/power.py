@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Real
 
 from pmwd_dist._checks import check_callable, check_choice
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.decomposition import on_blocks
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
@@ -70,6 +71,7 @@ def _power_spectrum(field: Array, config: Config, *, deconvolve: Deconvolve) -> 
     return PowerSpectrum(mean(k, modes), mean(power, modes) * normalisation(config), modes)
 
 
+@jit
 def mean(total: Float[Array, "*rows bins"], count: Float[Array, " bins"]) -> Array:
     """Mean in each bin from sums and counts; NaN where the count is zero."""
     count = jnp.broadcast_to(count, total.shape)

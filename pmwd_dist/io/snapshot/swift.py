@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import atomic_write
+from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.expansion import background, expansion
 from pmwd_dist.cosmology.growth import parameters_of
@@ -88,10 +91,15 @@ def _header(part: Part) -> Attributes:
     )
 
 
+@jit
+def _square_rate(cosmo: Parameters, a: Array) -> Array:
+    return cosmo.Omega_cb * expansion(background(cosmo), jnp.log(a))[0]
+
+
 def _cosmology(part: Part) -> dict[str, Any]:
-    own = parameters(part.cosmo)
+    own = jax.tree.map(np.asarray, parameters(part.cosmo))  # no programs
     tabulated = own.w_table is not None  # which SWIFT can't name: readers compute no other distances
-    square = float(own.Omega_cb * expansion(background(own), jnp.log(part.a))[0]) / part.a**3  # (H / H0)^2
+    square = float(_square_rate(own, part.a)) / part.a**3  # (H / H0)^2
     w_0, w_a = (math.nan, math.nan) if tabulated else (float(part.cosmo.w0), float(part.cosmo.wa))
     return {
         "Cosmological run": 1,

@@ -185,7 +185,7 @@ class Galaxies(TableOutput):
             mean, squares, fourth = (float(jnp.mean(weight**power)) for power in (1, 2, 4))
             noise, scatter = noise * mean / squares, math.sqrt(fourth) / squares
         measured = power_multipoles(field, config, line_of_sight=self.line_of_sight, poles=POLES)
-        options: Any = {"bias": jit(self.linear_bias), "a": a, "line_of_sight": axis, "poles": POLES}
+        options: Any = {"bias": self.linear_bias, "a": a, "line_of_sight": axis, "poles": POLES}
         theory = kaiser_multipoles(simulation.linear_power, cosmo, config, **options)
         where = f"in redshift space along {axis}" if axis else "in real space"
         table = poles_table(self, view, f"galaxies of Lagrangian b1 = {self.b1:g} {where}", measured, theory, noise)
@@ -197,6 +197,7 @@ class Galaxies(TableOutput):
     def plot(cls, table: Table) -> Drawing:
         return Multipoles.plot(table)
 
+    @partial(jit, static_argnums=0)
     def linear_bias(self, k: Array) -> Array:
         """Eulerian bias at wavenumbers [h/Mpc], to first order."""
         return 1 + (self.b1 - self.bnabla2 * k**2) * jnp.exp(-(k**2) * (self.smoothing or 0.0) ** 2 / 2)
