@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 from inferences import plan_of
-from runs import SMALL, Events, command, make, read
+from runs import SMALL, Events, command, environment, make, read
 
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.job import execute
@@ -39,6 +42,18 @@ def test_programs_whose_memory_is_planned_are_those_that_run(
     execute(plan, Events())
     large = {name for name in planned if "initial_p" in name or "advance" in name}
     assert len(large) == 3 and not large & set(compiled)
+    assert len(compiled) <= 16, compiled  # each takes tenths of a second on a GPU
+
+
+@pytest.mark.slow
+def test_galaxies_on_a_light_cone_compile_few_programs(tmp_path: Path):
+    """In a process of its own, in which no other test has compiled some."""
+    galaxies = "[observe.galaxies]\nb1 = 0.5\nsmoothing = 8.0\nlight_cone = true\nn_z = [[0, 0.05], [0.01, 0.05]]"
+    (tmp_path / "run.toml").write_text(f"[box]\nsize = 64\nmesh = 16\n{galaxies}\n[time]\nsteps = 3\nlpt_order = 2\n")
+    command = [sys.executable, "-m", "pmwd_dist", "run", "run.toml", "--output", "run", "--set", "output.figures=false"]
+    variables = environment() | {"JAX_NUM_CPU_DEVICES": "1"}
+    subprocess.run(command, cwd=tmp_path, env=variables, check=True, timeout=200, stdout=subprocess.DEVNULL)
+    assert json.loads((tmp_path / "run/run.json").read_text())["profile"]["programs"] <= 45
 
 
 def test_plans_hold_what_a_stage_must(tmp_path: Path):
