@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist.report.style import COLOURS, colours, figure_of, finish_axis, label_decades, make_axes, styled
 
 if TYPE_CHECKING:
@@ -60,8 +61,11 @@ def power(
 
 def _filled(counts: Any, *columns: Any) -> list[np.ndarray]:
     """Columns in the bins that hold modes, triangles or cells."""
-    some = np.asarray(counts) > 0
-    return [np.asarray(column, float)[some] for column in columns]
+    some, values = np.asarray(counts) > 0, [np.asarray(column, float) for column in columns]
+    if wrong := [x.shape for x in values if x.shape[:1] != some.shape]:
+        remedy = "pass theory and errors in these bins"
+        raise ArgumentError("shape", wrong[0], f"of a curve must be {some.shape}, the bins of the spectrum", remedy)
+    return [x[some] for x in values]
 
 
 def _finish_power(upper: Axes, lower: Axes, k: np.ndarray, ratios: np.ndarray, shot_noise: float) -> None:

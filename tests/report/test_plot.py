@@ -54,6 +54,13 @@ def test_the_axes_of_a_distribution_end_where_it_does() -> None:
     assert low == pytest.approx(0.3 * np.exp(-100)) and 1 < high < 10
 
 
+@pytest.mark.parametrize("linear", [None, 1.0, np.ones(3)])
+def test_theory_in_other_bins_is_refused(linear: Any) -> None:
+    spectrum = pmd.PowerSpectrum(*(jnp.arange(1.0, 5),) * 3)
+    with pytest.raises(ValueError, match=r"shape=\(.*\) of a curve must be \(4,\), the bins of the spectrum"):
+        pmd.plot.power(spectrum, linear)
+
+
 @pytest.mark.parametrize("name", [*SYMBOLS, "nbar_3", "template_12"])
 def test_labels_of_parameters_are_html_without_latex(name: str) -> None:
     assert not {*"\\{^"} & {*markup(name)}
