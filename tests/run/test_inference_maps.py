@@ -148,6 +148,7 @@ def test_shear_with_a_number_of_galaxies_in_each_pixel_is_data(tmp_path: Path) -
         "likelihood.density: data.counts hold the galaxies": SHEAR.replace('quantity = "shear"', "density = 1.0"),
         "data.counts = .*: no such file": SHEAR.replace("counts.npy", "none.npy"),
         "data.counts: is of likelihood.kind": SMALL + '[data]\ncounts = "counts.npy"\n',
+        "likelihood.ellipticity: is of likelihood.kind": SMALL.replace("sigma = 0.5", "sigma = 0.5\nellipticity = 0.3"),
         "likelihood.quantity: is of likelihood.kind": SMALL.replace("sigma = 0.5", 'sigma = 0.5\nquantity = "shear"'),
         "priors.m: is of likelihood.kind": SMALL.replace(
             "[start]", 'm = { kind = "normal", mean = 0, sd = 1 }\n[start]'

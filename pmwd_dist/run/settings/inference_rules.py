@@ -74,7 +74,8 @@ def _lensing(settings: InferenceSettings) -> Problems:
     if not settings.likelihood.maps:
         for name in (name for name in given if PARAMETERS[NAMES[name]].enters == "lensing"):
             yield f'priors.{name}: is of likelihood.kind = "lensing"; leave it out'
-        for key, default in {"data.counts": None, "likelihood.quantity": "convergence"}.items():
+        lensing = {"data.counts": None, "likelihood.quantity": "convergence", "likelihood.ellipticity": 0.26}
+        for key, default in lensing.items():
             section, name = key.split(".")
             if getattr(settings.section(section), name) != default:
                 yield f'{key}: is of likelihood.kind = "lensing"; leave it out'
