@@ -79,7 +79,7 @@ class FlatSkyLightCone(shells.ShellLightCone):
         several = tuple(given) if isinstance(given, Sequence) else (given, given)
         if len(several) != 2:
             raise ArgumentError("pixels", pixels, "must be one number or two")
-        nx, ny = (whole_number(n, "pixels", least=1) for n in several)
+        nx, ny = (whole_number(n, "pixels", least=1, most=1 << 16) for n in several)
         for axis, parts in enumerate(config.decomposition.pdims):
             config.decomposition.check_axis((nx, ny, 1), axis, parts, "pixels")
         length = config.box_size[self.along : self.along + 1]

@@ -16,7 +16,7 @@ from pmwd_dist._checks import check_choice, check_number, check_type
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
-from pmwd_dist.observe.catalogue import Catalogue
+from pmwd_dist.observe.catalogue import MOST_GALAXIES, Catalogue
 from pmwd_dist.observe.halos import DEFINITIONS, HaloCatalogue, check_halos, wrapped
 from pmwd_dist.observe.redshift_space import LineOfSight, direction
 from pmwd_dist.parallel.inputs import check_on_host
@@ -119,8 +119,10 @@ def halo_galaxies(
         raise ArgumentError("concentration.shape", np.shape(concentration), f"must be () or {mass.shape}")
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
     centrals, satellites = (np.asarray(f(mass), float) for f in (occupation.centrals, occupation.satellites))
-    if not (np.isfinite(centrals).all() and (satellites <= _MOST_SATELLITES).all()):
-        constraint = f"must have finite numbers of galaxies, and at most {_MOST_SATELLITES:g} satellites in a halo"
+    few = (satellites <= _MOST_SATELLITES).all() and satellites.sum() <= MOST_GALAXIES
+    if not (np.isfinite(centrals).all() and few):
+        most = f"at most {_MOST_SATELLITES:g} satellites in a halo, and {MOST_GALAXIES:g} in all"
+        constraint = f"must have finite numbers of galaxies, {most}"
         raise ArgumentError("occupation", occupation, constraint)
     is_host = rng.random(len(mass)) < centrals
     host = np.repeat(np.arange(len(mass)), rng.poisson(satellites))

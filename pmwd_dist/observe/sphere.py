@@ -74,7 +74,7 @@ class SphericalLightCone(shells.ShellLightCone):
         seed: int | None = None,
     ):
         super().__init__(config, edges, shell_assignment, assignment=assignment)
-        nside = whole_number(nside, "nside", least=1)
+        nside = whole_number(nside, "nside", least=1, most=1 << 13)
         size = config.decomposition.size
         if pixel_count(nside) % size:
             constraint = f"has {pixel_count(nside)} pixels, which {size} devices do not divide"

@@ -269,7 +269,7 @@ def random_catalogue(survey: Survey, cosmo: Cosmology | GrowthTable, *, key: Arr
     check_on_host("random_catalogue", (cosmo, key))
     check_survey(survey)
     check_key(key)
-    number, table = whole_number(number, "number", least=1), growth_table_to(2, cosmo)
+    number, table = whole_number(number, "number", least=1, most=10**9), growth_table_to(2, cosmo)
     rng = generator(key, 0)
     z, expected = survey._cumulative(table)  # pyright: ignore[reportPrivateUsage]
     points = sky(_directions(survey.mask, number, rng))

@@ -85,14 +85,15 @@ def complex_(x: Any, name: str) -> Array:
     return _as(x, np.promote_types(_precision(x.dtype), np.complex64))
 
 
-def whole_number(value: Any, name: str, *, least: int = 0) -> int:
+def whole_number(value: Any, name: str, *, least: int = 0, most: int | None = None) -> int:
     """A whole number, such as a number of cells, as a Python integer."""
     number = least - 1
     with suppress(TypeError, ValueError, OverflowError):
         if np.ndim(value) == 0 and not isinstance(value, bool | np.bool_):
             number = int(value)
-    if number < least or number != value:
-        raise ArgumentError(name, value, f"must be a whole number, {least} or more")
+    if number < least or number != value or (most is not None and number > most):
+        ends = f", {least} or more" if most is None else f" from {least} to {most}"
+        raise ArgumentError(name, value, f"must be a whole number{ends}")
     return number
 
 

@@ -263,6 +263,7 @@ def test_shells_that_the_simulation_does_not_reach_are_refused_or_not_a_number()
         ({"pixels": (4, 6)}, r"pixels\[1\]=6 is not divisible by 4"),
         ({"line_of_sight": (1, 1, 0)}, r"line_of_sight=\(1, 1, 0\) must be 'x', 'y' or 'z'"),
         ({"pixels": (4, 4, 4)}, "must be one number or two"),
+        ({"pixels": 10**20}, "must be a whole number from 1 to 65536"),
     ],
 )
 def test_bad_light_cones_are_refused(options: dict[str, Any], error: str) -> None:

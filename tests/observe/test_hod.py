@@ -116,6 +116,10 @@ def test_bad_arguments(halos: observe.HaloCatalogue) -> None:
     for message, options in refused.items():
         with pytest.raises(ValueError, match=message):
             galaxies_in(halos, **options)
+    many = observe.HaloOccupation(log_m_min=12.0, log_m0=0.0, log_m1=0.0, alpha=0.399)  # 9e5 in the largest halo
+    halos = observe.HaloCatalogue({name: np.repeat(x, 2, axis=0) for name, x in halos.columns.items()}, {}, halos.about)
+    with pytest.raises(ValueError, match=r"at most 1e\+06 satellites in a halo, and 1e\+09 in all"):
+        observe.halo_galaxies(halos, many, problems.cosmology(), key=jax.random.key(0))
 
 
 @pytest.mark.slow

@@ -178,7 +178,8 @@ def test_lensing_on_the_sphere_weighs_the_shells() -> None:
         ({"assignment": "cubic"}, "must be 'bilinear' or 'nearest'"),
         ({"shell_assignment": "cubic"}, "shell_assignment='cubic' must be 'linear' or 'nearest'"),
         ({"seed": -1}, "seed=-1 must be a whole number, 0 or more"),
-        ({"nside": 0}, "nside=0 must be a whole number, 1 or more"),
+        ({"nside": 0}, "nside=0 must be a whole number from 1 to 8192"),
+        ({"nside": 1 << 14}, "nside=16384 must be a whole number from 1 to 8192"),
     ],
 )
 def test_bad_light_cones_are_refused(options: dict[str, Any], error: str) -> None:
