@@ -297,15 +297,15 @@ class LightCone(Output):
         Galaxies and their linear bias may follow the sources.
         """
         cone: Any = simulation.light_cone
-        maps, labels, seen, noise = np.asarray(maps), self.labels, [np.ones(1)] * len(maps), np.zeros(len(maps))
+        values, labels, seen, noise = np.asarray(maps), self.labels, [np.ones(1)] * len(maps), np.zeros(len(maps))
         options: dict[str, Any] = {"cone": cone}
         if tracers is not None:
             galaxies, bias = tracers
-            maps = np.concatenate([maps, np.asarray(galaxies.overdensity, maps.dtype)])
+            values = np.concatenate([values, np.asarray(galaxies.overdensity, values.dtype)])
             labels = [*labels, *(f"galaxies {i + 1}" for i in range(len(galaxies.n_z)))]
             seen, noise = [*seen, *[galaxies.seen] * len(galaxies.n_z)], np.append(noise, galaxies.shot_noise)
             options |= {"galaxies": [(*n_z, bias) for n_z in galaxies.n_z], "pixel": side and side / self.rays}
-        measured = {pair: x if side is not None else _binned(x) for pair, x in all_powers(maps, side).items()}
+        measured = {pair: x if side is not None else _binned(x) for pair, x in all_powers(values, side).items()}
         filled = np.asarray(measured[0, 0].modes) > 0
         ell, modes = (np.asarray(x, float)[filled] for x in (measured[0, 0].ell, measured[0, 0].modes))
         share = {(i, j): np.mean(seen[i] * seen[j]) for i, j in measured}
