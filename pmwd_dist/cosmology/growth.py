@@ -94,12 +94,16 @@ class GrowthTable(eqx.Module):
         """Linear growth factor."""
         return self.at(a).D1
 
+    @jit
     def linear(self, k: ArrayLike, a: ArrayLike) -> tuple[Array, Array]:
         """Linear growth factor and rate of cold matter at wavenumbers [h/Mpc] and one scale factor.
 
         They depend on k with massive neutrinos, and are numbers without them.
         """
-        return _linear(self, None if self.response is None else k, a)
+        now, response = self.at(a), self.response
+        if response is None:
+            return now.D1, now.dD1 / now.D1
+        return now.D1 * response.cold(k, a) / response.cold(k, 1.0), now.dD1 / now.D1 + response.rate(k, a)
 
     def D2(self, a: ArrayLike) -> Array:
         """Second-order growth factor."""
@@ -121,9 +125,11 @@ class GrowthTable(eqx.Module):
             return u
         return u / (1 + meszaros_excess(background(self.cosmo), jnp.asarray(_NODES[0], u.dtype)))
 
+    @jit
     def E(self, a: ArrayLike) -> Array:
         """Expansion rate H(a) [H0]."""
-        return _expansion_rate(self.cosmo, a)
+        a = jnp.asarray(a)
+        return jnp.sqrt(self.cosmo.Omega_cb * a**-3 * expansion(background(self.cosmo), jnp.log(a))[0])
 
     def momentum(self, a: ArrayLike) -> Array:
         """a^2 dD1 / d(H0 t): canonical momentum of the linear mode, per unit of displacement at a = 1."""
@@ -143,19 +149,6 @@ def _growth_at(factors: Array, a: Array) -> Growth:
     n = np.reshape(_ORDERS[: len(u)], (-1, *(1,) * a.ndim)).astype(a.dtype)
     D, dD = a[None] ** n * u, a[None] ** n * (n * u + v)
     return Growth(D[0], D[1], D[2:], dD[0], dD[1], dD[2:])
-
-
-@jit
-def _expansion_rate(cosmo: Parameters, a: Array) -> Array:
-    return jnp.sqrt(cosmo.Omega_cb * a**-3 * expansion(background(cosmo), jnp.log(a))[0])
-
-
-@jit
-def _linear(table: GrowthTable, k: Any, a: Array) -> tuple[Array, Array]:
-    now, response = table.at(a), table.response
-    if response is None:
-        return now.D1, now.dD1 / now.D1
-    return now.D1 * response.cold(k, a) / response.cold(k, 1.0), now.dD1 / now.D1 + response.rate(k, a)
 
 
 @jax.custom_jvp

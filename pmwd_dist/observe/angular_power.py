@@ -195,7 +195,7 @@ def limber_power(
         ends = np.asarray(z, float)[np.asarray(n) > 0][[0, -1]]
         slabs = np.union1d(slabs, np.clip(distances_at(ends, table), slabs[0], slabs[-1]))
     distance = middle = (slabs[1:] + slabs[:-1]) / 2
-    ell, shares, resolved = np.ravel(np.asarray(ell, float)), None, 1.0
+    ell, shares = np.ravel(np.asarray(ell, float)), None
     if cone is None:
         weights = lensing_weights(slabs.tolist(), table, bins, alignment=alignment)
     else:
@@ -203,16 +203,13 @@ def limber_power(
         weights, shares = lensing_weights(cone, table, bins, alignment=alignment), mass / cone.shells.volumes[:, None]
         if isinstance(cone, FlatSkyLightCone):
             distance = cone.distances @ cone.shells.shares(middle, fading=False)
-    k, factor = _waves(*map(as_array, (ell, distance, middle)), table)
-    linear = as_array(linear_power_at(as_array(np.ravel(k)), power))
+    k, factor = map(np.asarray, _waves(*map(as_array, (ell, distance, middle, np.diff(slabs))), table))
+    linear = as_array(linear_power_at(as_array(k.ravel()), power))
     resolved = [1.0] * 3  # of two maps of which none, one or both are of galaxies
     if cone is not None:
-        numbers = range(3 if galaxies else 1)
-        resolved = [resolved_share(ell, np.asarray(k), cone, pixel=pixel, galaxies=i) for i in numbers]
-    tracers = [
-        (bias(k) if callable(bias) else bias, _shares_of_galaxies(z, n, slabs, table)) for z, n, bias in galaxies
-    ]
-    spectra = _spectra(weights, shares, linear, factor, np.diff(slabs), resolved, tracers)
+        resolved = [resolved_share(ell, k, cone, pixel=pixel, galaxies=i) for i in range(3 if galaxies else 1)]
+    tracers = [(b(k) if callable(b) else b, _shares_of_galaxies(z, n, slabs, table)) for z, n, b in galaxies]
+    spectra = _spectra(weights, shares, linear, factor, resolved, tracers)
     return spectra if isinstance(source, list) or galaxies else spectra[0, 0]
 
 
@@ -224,28 +221,19 @@ def _shares_of_galaxies(z: Any, n: Any, slabs: np.ndarray, table: GrowthTable) -
 
 
 @jit
-def _waves(ell: Array, distance: Array, middle: Array, table: GrowthTable) -> tuple[Array, Array]:
-    """Wavenumbers of multipoles in slabs [h/Mpc], and the growth factor over the distance across, squared."""
+def _waves(ell: Array, distance: Array, middle: Array, length: Array, table: GrowthTable) -> tuple[Array, Array]:
+    """Wavenumbers of multipoles in slabs [h/Mpc], and the squared growth over distance across, over the length."""
     across, a = transverse_distance(distance, table), scale_factor_at(middle, table)
     k = (ell[:, None] + 0.5) / across[None]
     growth = jax.vmap(lambda k, a: jnp.broadcast_to(table.linear(k, a)[0], k.shape), (1, 0), 1)(k, a)
-    return k, (growth / across[None]) ** 2
+    return k, (growth / across[None]) ** 2 / length[None]
 
 
 @jit
-def _spectra(
-    weights: Array,
-    shares: Array | None,
-    linear: Array,
-    factor: Array,
-    thickness: Array,
-    resolved: list[Array],
-    galaxies: list[tuple[Array, Array]],
-) -> Array:
-    """Sums of the slabs for all pairs of maps; weights are of shells where these have shares in the slabs."""
+def _spectra(weights: Array, shares: Any, linear: Array, factor: Array, resolved: list[Array], galaxies: Any) -> Array:
+    """Sums over slabs for all pairs of maps; weights are of shells where these have shares in the slabs."""
     weights = weights if shares is None else matmul(weights, shares.astype(weights.dtype))
-    slab_power = linear.reshape(factor.shape) * factor / thickness.astype(factor.dtype)[None]
-    powers = [slab_power * share for share in resolved]
+    powers = [linear.reshape(factor.shape) * factor * share for share in resolved]
     fields = [(weight[None], 0) for weight in weights]
     fields += [(jnp.asarray(bias) * share.astype(factor.dtype)[None], 1) for bias, share in galaxies]
     return jnp.stack([jnp.stack([jnp.sum(x * y * powers[i + j], -1) for y, j in fields]) for x, i in fields])

@@ -122,17 +122,13 @@ def means_of(
         shares = np.asarray(_shares(edges, nodes, table), float)
         largest = np.sum(np.maximum(shares * low[:, None], shares * high[:, None]), axis=0)
         most *= float(np.max(largest / np.maximum(norms @ shares, 1e-30)))
+    mask, largest = 1.0 if survey.mask is None else survey.mask, -math.expm1(-most) * (1 + 1e-4)
     means = Means(
-        as_array(np.stack(survey.n_z)),
-        as_array(1.0 if survey.mask is None else survey.mask),
-        as_array(volume),
-        as_array(-math.expm1(-most) * (1 + 1e-4)),
-        as_array(nodes),
-        as_array(norms),
-        as_array(np.ravel(key_words(key))[-2:], np.uint32),
-        as_array(images[0]),
-        as_array(images[1], np.int32),
-        as_array(np.asarray(edges)),
+        *map(as_array, (np.stack(survey.n_z), mask, volume, largest, nodes, norms)),
+        key_words=as_array(np.ravel(key_words(key))[-2:], np.uint32),
+        images=as_array(images[0]),
+        image_numbers=as_array(images[1], np.int32),
+        edges=as_array(np.asarray(edges)),
     )
     return means, fields
 

@@ -152,9 +152,8 @@ def kaiser_multipoles(
     k, at = mesh_nodes(config), inputs.scale_factor(config.a_stop if a is None else a)
     growth, rate = growth_table_to(config.lpt_order, cosmo).linear(k, at)
     k, rate = as_array(k), 0.0 if line_of_sight is None else rate
-    fields = _fields(
-        as_array(linear_power_at(k, power, beyond=True)), growth, bias(k) if callable(bias) else bias, rate
-    )
+    factors = bias(k) if callable(bias) else bias, rate
+    fields = _fields(as_array(linear_power_at(k, power, beyond=True)), growth, factors)
     n = direction("z" if line_of_sight is None else line_of_sight)
     return _kaiser_multipoles(fields, config, n=n, poles=_checked_poles(poles))
 
@@ -165,10 +164,8 @@ def mesh_nodes(config: Config) -> np.ndarray:
 
 
 @jit
-def _fields(power: Array, growth: Array, bias: Array, rate: Array) -> Array:
-    """Amplitudes of the density of galaxies and of the velocity at the nodes."""
-    amplitude = jnp.sqrt(power) * growth
-    return jnp.stack([bias * amplitude, rate * amplitude])
+def _fields(power: Array, growth: Array, factors: tuple[Array, Array]) -> Array:
+    return jnp.stack([factor * (jnp.sqrt(power) * growth) for factor in factors])
 
 
 @on_blocks(["whole"], "whole", static=["n", "poles"])

@@ -10,7 +10,6 @@ import h5py
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import atomic_write
@@ -91,9 +90,7 @@ def _header(part: Part) -> Attributes:
     )
 
 
-@jit
-def _square_rate(cosmo: Parameters, a: Array) -> Array:
-    return cosmo.Omega_cb * expansion(background(cosmo), jnp.log(a))[0]
+_square_rate = jit(lambda own, a: own.Omega_cb * expansion(background(own), jnp.log(a))[0])
 
 
 def _cosmology(part: Part) -> dict[str, Any]:

@@ -91,10 +91,7 @@ def _schedule(table: GrowthTable, times: Array, coefficients: Coefficients, conf
     return StepSchedule(times, steps, jnp.pad(steps.invertible_first(), (0, 1)), table)
 
 
-@jit
-def copied(mid: MidStep) -> MidStep:
-    """A copy of the state between two kicks: a step donates its particles."""
-    return jax.tree.map(jnp.copy, mid)
+copied = jit(partial(jax.tree.map, jnp.copy))  # a step donates its particles
 
 
 @partial(jit, static_argnames="config", donate_argnames="particles")

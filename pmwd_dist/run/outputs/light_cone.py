@@ -290,7 +290,7 @@ class LightCone(Output):
         return jit(lens, out_shardings=cone.config.decomposition.replicated)(shells, simulation.growth)
 
     def _spectra(
-        self, maps: Array, simulation: SimulationSetup, side: float | None, tracers: tuple[GalaxyMaps, Any] | None
+        self, maps: Any, simulation: SimulationSetup, side: float | None, tracers: tuple[GalaxyMaps, Any] | None
     ) -> Table:
         """C_l of all pairs of maps, their Gaussian scatter, and C_l of linear theory with the windows of the maps.
 
