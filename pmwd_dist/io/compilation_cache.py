@@ -59,7 +59,7 @@ def enable_compilation_cache(warn: Callable[[str], None] | None = None) -> None:
     config.update("jax_compilation_cache_dir", str(folder))
     # JAX's own bound needs a lock for each entry, which a killed process leaves locked.
     config.update("jax_compilation_cache_max_size", -1)
-    config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a run has a hundred small programs
+    config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a run has dozens of small programs
     reset_cache()  # JAX looks at its settings once, when it compiles its first program
     _report_once(folder, warn)
 

@@ -60,7 +60,7 @@ def finish(figures: Figures) -> None:
     failed = {path for path, future in _futures.items() if future.cancelled() or future.exception() is not None}
     _futures.clear()
     if _executor is not None:
-        _executor.shutdown(cancel_futures=True)
+        _executor.shutdown(wait=False, cancel_futures=True)  # the end of a process takes tenths of a second
         _executor = None
     for path, read in figures.items():
         if path.absolute() in failed or not path.exists():

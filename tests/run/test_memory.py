@@ -40,9 +40,9 @@ def test_programs_whose_memory_is_planned_are_those_that_run(
     planned = set(compiled)
     compiled.clear()
     execute(plan, Events())
-    large = {name for name in planned if "initial_p" in name or "advance" in name}
-    assert len(large) == 3 and not large & set(compiled)
-    assert len(compiled) <= 16, compiled  # each takes tenths of a second on a GPU
+    large = {name for name in planned if "initial_p" in name or "advance" in name or "half_drift" in name}
+    assert len(large) == 4 and not large & set(compiled)
+    assert len(compiled) <= 15, compiled  # each takes tenths of a second on a GPU
 
 
 @pytest.mark.slow

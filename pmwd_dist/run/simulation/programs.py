@@ -38,12 +38,14 @@ def run_memory(
     vectors = _vectors(config)
     particles = 2 * vectors.size * vectors.dtype.itemsize // config.decomposition.size
     with ThreadPoolExecutor() as pool:
-        compiled = {"a step": pool.submit(_step(simulation, count, config).compile)}
+        drift, step = _steps(simulation, count, config)
+        compiled = {"a step": pool.submit(step.compile)}
         if simulation.start is None:
             first, second = _initial(simulation)
             compiled |= {"the initial conditions": pool.submit(first.compile)}
             compiled |= {"the initial particles": pool.submit(second.compile)}
         field = jax.ShapeDtypeStruct(config.mesh_shape, vectors.dtype, sharding=vectors.sharding)
+        pool.submit(drift.compile)
         compiled["P(k)"] = pool.submit(power._power_spectrum.lower(field, config, deconvolve=True).compile)
     stages = {stage: resources.planned(program.result()) for stage, program in compiled.items()}
     stages["P(k)"] += particles  # painting them takes less than a step does
@@ -70,21 +72,21 @@ def _initial(simulation: SimulationSetup) -> tuple[Lowered, Lowered]:
     return first, host.initial_particles.lower(potentials, table, config)
 
 
-def _step(simulation: SimulationSetup, count: int, config: Config) -> Lowered:
-    """The program of a step between so many times, with the light cone if there is one."""
+def _steps(simulation: SimulationSetup, count: int, config: Config) -> tuple[Lowered, Lowered]:
+    """The programs of the first drift and of a step between so many times, with the light cone if there is one."""
     done, vectors, cone = np.int32(0), _vectors(config), simulation.light_cone
     formula, factor = FORMULAS[simulation.solver], simulation.potential_factor
     make = partial(host.make_schedule, config=config, formula=formula, factor=factor)
     schedule = jax.eval_shape(make, _table(simulation), jax.ShapeDtypeStruct((count,), vectors.dtype))
     small = _small((jax.eval_shape(partial(successful, vectors.dtype)), schedule), config)
     particles = jax.tree.map(lambda _: vectors, jax.eval_shape(lambda x: ExactParticles(x, x), vectors))
-    moved = jax.eval_shape(partial(host.half_drift, config=config), particles, *small, done)
-    rest = _small(moved._replace(particles=()), config)
+    drift = host.half_drift.lower(particles, *small, done, config)
+    rest = _small(drift.out_info._replace(particles=()), config)
     # The programs themselves: compiled within others they would be other ones.
     if cone is None:
-        return host._advance.lower(particles, rest, small[1], done, config)
+        return drift, host._advance.lower(particles, rest, small[1], done, config)
     see = light_cone.advance_and_see.lower
-    return see(particles, light_cone.shells_like(cone), rest, small[1], done, cone, config)
+    return drift, see(particles, light_cone.shells_like(cone), rest, small[1], done, cone, config)
 
 
 def _vectors(config: Config) -> jax.ShapeDtypeStruct:
