@@ -170,7 +170,7 @@ def test_limber_power_is_the_integral():
 def test_galaxies_on_planes_have_the_window_of_their_pixels():
     cone, ell, side = pmd.observe.FlatSkyLightCone(pmd.Config(500.0, 1024), (400.0, 800.0), pixels=1 << 15), 900.0, 0.2
     samples: Any = [([0.15, 0.2], [1.0, 1.0], 1.0)]
-    given = [ell], power, EinsteinDeSitter, cone.edges, 0.7
+    given = np.array([ell]), power, EinsteinDeSitter, cone.edges, 0.7
     fine, coarse = (
         pmd.observe.limber_power(*given, galaxies=samples, cone=cone, pixel=pixel) for pixel in (None, side)
     )
