@@ -15,6 +15,7 @@ from jaxtyping import Array
 
 from pmwd_dist._jax.derivatives import linear_map
 from pmwd_dist._jax.ops import vary, varying_names
+from pmwd_dist._jax.order import after
 
 _BLOCKS = 8  # largest number of blocks per axis of the local lattice: shells are thinner than boxes
 _AT_ONCE = 1 << 16  # particles that are evaluated together, since each kernel has a cost of its own
@@ -108,8 +109,14 @@ def _pull_back(
         total = jax.tree.map(lambda x, ct: x.at[chunk.blocks].add(ct), total, ct_blocks)
         return total, jax.tree.map(jnp.add, ct_shared, more)
 
-    zeros = jax.tree.map(jnp.zeros_like, (lattice, shared))
-    return each_chunk(pull, zeros, lattice, corners, images, (shared, cotangent), wanted)
+    first = jax.tree.leaves(lattice)[0]
+
+    def zeros(x: Array) -> Array:
+        # After the lattice, and each from another number: XLA would fill one array long before, and copy it.
+        return jnp.broadcast_to(after(jnp.zeros((), x.dtype), (first, x))[0], x.shape)
+
+    start = jax.tree.map(zeros, lattice), jax.tree.map(jnp.zeros_like, shared)
+    return each_chunk(pull, start, lattice, corners, images, (shared, cotangent), wanted)
 
 
 def _pieces(piece: Piece, lattice: Any, corners: Array, shared: Any) -> tuple[Any, Array]:
