@@ -20,7 +20,7 @@ from pmwd_dist.infer.cosmological import CosmologicalModel, SimulatedModel
 from pmwd_dist.infer.forward import Observable, wavevectors
 from pmwd_dist.infer.values import names_of, number_or_name, value_of
 from pmwd_dist.observe.bias import eulerian_bias
-from pmwd_dist.observe.density_cone import DensityCone, reach, redshift_series
+from pmwd_dist.observe.density_cone import DensityCone, in_block_order, reach, redshift_series
 from pmwd_dist.observe.passage import weight_nodes
 from pmwd_dist.observe.redshift_space import LineOfSight, direction, kaiser_factor
 from pmwd_dist.observe.shells import checked_observer, is_traced
@@ -179,7 +179,7 @@ class Simulation(SimulatedModel):
             found = observe.weights(modes, parameters, table, config, at)
             if found is None:
                 raise ArgumentError("observable", observe, "has no weights for a light cone", show_value=False)
-            weights.append(found)
+            weights.append(in_block_order(found, config))
         series = (redshift_series(x, logs) for x in (table, self.table))
         cone = DensityCone(config, observer, tuple(weights), nodes, logs, *series)
         solution = self._nbody(modes, table, cone)

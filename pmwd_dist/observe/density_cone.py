@@ -21,6 +21,7 @@ from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.observe import passage
 from pmwd_dist.observe.crossing import Path, fit_series, path, series, series_slope
 from pmwd_dist.observe.deposit import parts_of, split
+from pmwd_dist.parallel.decomposition import on_blocks
 from pmwd_dist.pm.stepping.forward import Epoch
 
 _TERMS = 24  # of the series of distances
@@ -40,7 +41,7 @@ class DensityCone(eqx.Module):
     Args:
       config: configuration of the simulation, which ends at a = 1.
       observer: position of the observer in the box [Mpc/h].
-      weights: weights of the particles at each of the nodes, which are interpolated by a parabola.
+      weights: weights of the particles at each of the nodes, which are interpolated by a parabola, `in_block_order`.
       nodes: growth factors.
       logs: first and last ln(1 + z) of the series.
       distance, fiducial: series of the comoving distance in ln(1 + z) between these, in the cosmology of the simulation
@@ -67,6 +68,13 @@ class DensityCone(eqx.Module):
         values, small = eqx.partition(small, eqx.is_array)
         run = self.config.decomposition.shard_map(block, (spec, spec, P()), spec, check_vma=False)
         return run(path(before, after, step.light), self.weights, (step, values))
+
+
+@on_blocks(["field"], "field")
+def in_block_order(field: Array, config: Config) -> Array:
+    """A field of the lattice by blocks of `split`, once for all steps."""
+    del config
+    return split(field, parts_of(field.shape)).reshape(field.shape)
 
 
 def reach(config: Config, observer: tuple[float, ...]) -> float:
@@ -97,7 +105,7 @@ def _density(path: Path, weights: tuple[Array, ...], step: Any, cone: DensityCon
     numbers = jax.tree.map(
         lambda x: x.astype(dtype), (step, cone.nodes, cone.logs, cone.distance, cone.fiducial, blocks.sites)
     )
-    weights = tuple(split(x.astype(dtype), parts_of(x.shape)) for x in weights)
+    weights = tuple(x.astype(dtype).reshape(len(blocks.first), -1) for x in weights)
     lattice, local = (path, weights), config.decomposition.block(config.mesh_shape)
     piece, size = partial(_piece, config=config, observer=cone.observer), (1, math.prod(local))
     field = passage.summed(piece, lattice, blocks._replace(wanted=wanted), images, numbers, config, size)
