@@ -109,7 +109,8 @@ def _density(path: Path, weights: tuple[Array, ...], step: Any, cone: DensityCon
     lattice, local = (path, weights), config.decomposition.block(config.mesh_shape)
     piece, size = partial(_piece, config=config, observer=cone.observer), (1, math.prod(local))
     field = passage.summed(piece, lattice, blocks._replace(wanted=wanted), images, numbers, config, size)
-    return jnp.where(blocks.lost, jnp.nan, field.reshape(local) / config.particles_per_cell)
+    # A sum, whose cotangents need no memory.
+    return field.reshape(local) + jnp.where(blocks.lost, jnp.nan, 0)
 
 
 def _points(dtype: Any) -> Array:
@@ -127,7 +128,7 @@ def _piece(
     good = here.passed & (here.z > _NEAREST) & (s < 1)
     s = jnp.where(good, s, 0.5)
     true, assumed = series(distance, s), series(fiducial, s)
-    weight = (assumed / true) ** 2 * series_slope(fiducial, s) / series_slope(distance, s)
+    weight = (assumed / true) ** 2 * series_slope(fiducial, s) / series_slope(distance, s) / config.particles_per_cell
     if weights:
         weight = weight * sum(x * y for x, y in zip(passage.parabola(here.D, nodes), weights, strict=True))
     place_in_box = here.x * (assumed / here.distance)[None] + jnp.asarray(observer, dtype).reshape(3, 1)

@@ -128,7 +128,8 @@ def _maps(path: Path, light: LightCone, *, cone: SphericalLightCone) -> Array:
     count, share = len(cone.edges) - 1, pixel_count(cone.nside) // cone.config.decomposition.size
     shared = light, blocks.sites
     maps = summed(partial(_piece, cone=cone), path, blocks, images, shared, cone.config, (count, share))
-    return jnp.where(blocks.lost, jnp.nan, maps)  # mass of boxes beyond the images would be lost
+    # Mass of boxes beyond the images would be lost. A sum, whose cotangents need no memory.
+    return maps + jnp.where(blocks.lost, jnp.nan, 0)
 
 
 def _piece(
