@@ -23,6 +23,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import scaled
 from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.derivatives import value_and_jacobian
+from pmwd_dist._jax.order import barrier
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config, Vector3
 from pmwd_dist.cosmology import linear_power as linear
@@ -120,7 +121,7 @@ def add_local(modes: Array, f_nl: Array, log_transfer: Array, config: Config) ->
 
 def local_transfer(log_transfer: Array, config: Config) -> Array:
     """delta / phi at the local modes, 0 at k = 0; inside shard_map."""
-    look_up, scale = _look_up(config, log_transfer.dtype)
+    look_up, scale = _look_up(config, log_transfer)
     return jnp.where(scale > 0, jnp.exp(look_up(log_transfer)), 0)
 
 
@@ -296,19 +297,21 @@ def colour(noise: Array, log_power: Array, config: Config, change: Any = None) -
 
 @on_blocks(["field", "whole", "whole"], "spectrum")
 def _scaled_noise(noise: Array, log_power: Array, change: Any, config: Config) -> Array:
-    look_up, scale = _look_up(config, noise.dtype)
+    look_up, scale = _look_up(config, log_power)
     amplitude = jnp.exp(0.5 * look_up(log_power)) * scale
     if change is not None:
         amplitude = amplitude * 0.5 * (change[0] + sum(factor * look_up(slope) for factor, slope in change[1]))
     return scaled(rfft_block(noise, config.decomposition), amplitude)
 
 
-def _look_up(config: Config, dtype: Any) -> tuple[Callable[[Array], Array], Array]:
+def _look_up(config: Config, of: Array) -> tuple[Callable[[Array], Array], Array]:
     """Interpolation of tables at the local modes, linear in ln k, and the amplitude of a mode for P = 1."""
-    shape, k = config.particle_shape, power_nodes(config)
+    shape, k, dtype = config.particle_shape, power_nodes(config), of.dtype
     x0, dx = math.log(k[0]), math.log(k[-1] / k[0]) / (_TABLE - 1)
     k2 = fourier.k_squared(shape, config, dtype)
-    x = (0.5 * jnp.log(jnp.where(k2 > 0, k2, 1)) - x0) / dx
+    # After the table: XLA would store the logarithms of the forward pass for the backward pass.
+    one = barrier((jnp.ones((), dtype), jax.lax.stop_gradient(of)))[0]
+    x = (0.5 * jnp.log(jnp.where(k2 > 0, k2, one)) - x0) / dx
     i = jnp.clip(x.astype(jnp.int32), 0, _TABLE - 2)
     t = x - i.astype(x.dtype)
     valid = (k2 > 0) & (fourier.mode_count(shape, config, dtype) > 0)
