@@ -20,6 +20,7 @@ from jaxtyping import Array
 
 from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.order import stored
 from pmwd_dist._jax.program import jit
 from pmwd_dist.cosmology.parameters import RANGES
 from pmwd_dist.cosmology.sampled_parameters import bound_of
@@ -88,7 +89,7 @@ class Normal:
 def _truncated(u: Array, below: float, above: float, between: float) -> Array:
     """A standard normal variable truncated by two tail probabilities, at the quantile of u."""
     x = ndtri(jnp.where(u < 0, below, above) + between * ndtr(-jnp.abs(u)))
-    return jnp.where(u < 0, x, -x)
+    return stored(jnp.where(u < 0, x, -x))
 
 
 @_truncated.defjvp
