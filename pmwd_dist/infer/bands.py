@@ -45,13 +45,11 @@ class Bands(NamedTuple):
 
     def at(self, values: Float[Array, " bands"]) -> Array:
         """The value of each mode's band, by selects: their transpose is a sum, the transpose of a look-up a scatter."""
-        if self.classes is None:
-            each = list(values)
-        else:
-            table = jnp.sum(jnp.where(self.classes[:, None], values.reshape(CLASSES, BANDS, 1), 0), axis=0)
-            each = list(table.reshape(BANDS, *(-1 if i == self.along else 1 for i in range(3))))
-        parts = (jnp.where(self.radial == b, value, 0) for b, value in enumerate(each))
-        return sum(parts, jnp.zeros((), values.dtype))
+        place, shape = jnp.arange(BANDS).reshape(-1, 1, 1, 1), [1, 1, 1]
+        if self.classes is not None:
+            values = jnp.sum(jnp.where(self.classes[:, None], values.reshape(CLASSES, BANDS, 1), 0), axis=0)
+            shape[self.along] = -1
+        return jnp.sum(jnp.where(self.radial == place, values.reshape(BANDS, *shape), 0), axis=0)
 
     def sums(self, x: Array) -> Float[Array, " bands"]:
         """Sums over the modes of each band, part by part of a divided spectrum, so that none is gathered."""
