@@ -16,6 +16,7 @@ from pmwd_dist._checks import check_choice, check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.derivatives import forward_derivatives
+from pmwd_dist._jax.order import stored
 from pmwd_dist._jax.program import jit
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to, hermite, parameters_of
 from pmwd_dist.cosmology.neutrinos import LinearResponse
@@ -91,7 +92,7 @@ def _normalised(transfer: Transfer, theta: Array, k: Array) -> Array:
     nodes = np.exp(_LOG_K)
     *matter, n_s = theta
     all_k = jnp.concatenate([jnp.asarray(nodes, k.dtype), jnp.ravel(k)])
-    power = all_k**n_s * transfer(all_k, *matter) ** 2
+    power = stored(all_k**n_s * transfer(all_k, *matter) ** 2)
     variance = jnp.sum(power[: len(nodes)] * jnp.asarray(_variance_weights(8.0), k.dtype))
     return jnp.reshape(power[len(nodes) :], k.shape) / variance
 

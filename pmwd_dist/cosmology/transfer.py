@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any
 
@@ -165,12 +165,21 @@ def _table(name: str) -> np.ndarray:
     return np.load(str(files("pmwd_dist.cosmology").joinpath(f"{name}.npy")))
 
 
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
 def chebyshev(x: Array, count: int) -> Array:
     """Chebyshev polynomials of the first kind, with a leading axis."""
     values = [jnp.ones_like(x), x]
     while len(values) < count:
         values.append(2 * x * values[-1] - values[-2])
     return jnp.stack(values)
+
+
+@chebyshev.defjvp
+def _chebyshev_jvp(count: int, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    values = chebyshev(primals[0], count)
+    derived = np.polynomial.chebyshev.chebder(np.eye(len(values)), axis=1)
+    slopes = jnp.tensordot(jnp.asarray(derived, values.dtype), values[:-1], 1, precision="highest")
+    return values, slopes * tangents[0]
 
 
 def cubic(nodes: Array, t: Array) -> Array:
@@ -209,12 +218,6 @@ def _with_sound_horizon(k: Array, Omega_c: Array, Omega_b: Array, h: Array) -> t
     z_eq, k_eq, z_d, R_d, s = _sound_horizon(w_m, w_b, m)
     k_silk = 1.6 * w_b**0.52 * m[0.73] * (1 + 10.4**-0.95 * m[-0.95])  # (7)
 
-    def T_0(alpha_c: ArrayLike, beta_c: ArrayLike) -> Array:  # (19)
-        q = k / (13.41 * k_eq)  # (10)
-        C = 14.2 / alpha_c + 386 / (1 + 69.9 * q**1.08)  # (20)
-        L = jnp.log(math.e + 1.8 * beta_c * q)
-        return L / (L + C * q**2)
-
     # Cold dark matter
     a_1 = 46.9**0.67 * m[0.67] * (1 + 32.1**-0.532 * m[-0.532])
     a_2 = 12**0.424 * m[0.424] * (1 + 45**-0.582 * m[-0.582])
@@ -222,8 +225,16 @@ def _with_sound_horizon(k: Array, Omega_c: Array, Omega_b: Array, h: Array) -> t
     b_1 = 0.944 / (1 + 458**-0.708 * m[-0.708])
     b_2 = 0.395**-0.0266 * m[-0.0266]
     beta_c = 1 / (1 + b_1 * (f_c**b_2 - 1))  # (12)
-    f = 1 / (1 + (k * s / 5.4) ** 4)  # (18)
-    T_c = f * T_0(1, beta_c) + (1 - f) * T_0(alpha_c, beta_c)  # (17)
+
+    # T_0(1, beta_c), T_0(alpha_c, beta_c) and T_0(1, 1) at once, and quotients of numbers: few kernels to compile
+    one, ks = jnp.ones_like(alpha_c), k * s
+    alpha, beta = (jnp.reshape(jnp.stack(x), (3, *(1,) * k.ndim)) for x in ((one, alpha_c, one), (beta_c, beta_c, one)))
+    q = (k * (1 / (13.41 * k_eq)))[None]  # (10)
+    C = 14.2 / alpha + 386 / (1 + 69.9 * q**1.08)  # (20)
+    L = jnp.log(math.e + 1.8 * beta * q)
+    T_1, T_alpha, T_b = L / (L + C * q**2)  # (19)
+    f, g = 1 / (1 + jnp.stack([(ks / 5.4) ** 4, (ks / 5.2) ** 2]))  # (18)
+    T_c = f * T_1 + (1 - f) * T_alpha  # (17)
 
     # Baryons
     y = (1 + z_eq) / (1 + z_d)
@@ -232,10 +243,10 @@ def _with_sound_horizon(k: Array, Omega_c: Array, Omega_b: Array, h: Array) -> t
     alpha_b = 2.07 * k_eq * s * (1 + R_d) ** -0.75 * G  # (14)
     beta_node = 8.41 * m[0.435]  # (23)
     beta_b = 0.5 + f_b + (3 - 2 * f_b) * jnp.sqrt((17.2 * w_m) ** 2 + 1)  # (24)
-    s_k = s * (1 + (beta_node / (k * s)) ** 3) ** (-1 / 3)  # (22)
-    x = k * s_k
+    inverse = (1 / ks) ** 3
+    x = ks * (1 + beta_node**3 * inverse) ** (-1 / 3)  # (22)
     j_0 = jnp.where(x > 0, jnp.sin(x) / jnp.where(x > 0, x, 1), 1)  # jnp.sinc of JAX 0.12 is a loop
-    damped = alpha_b / (1 + (beta_b / (k * s)) ** 3) * jnp.exp(-((k / k_silk) ** 1.4))
-    T_b = (T_0(1, 1) / (1 + (k * s / 5.2) ** 2) + damped) * j_0  # (21)
+    damped = alpha_b / (1 + beta_b**3 * inverse) * jnp.exp(-((k * (1 / k_silk)) ** 1.4))
+    T_b = (T_b * g + damped) * j_0  # (21)
 
     return f_b * T_b + f_c * T_c, s  # (16)
