@@ -53,7 +53,8 @@ def expansion(universe: Background, x: Array) -> tuple[Array, Array, Array]:
     if universe.radiation is not None:
         density, slopes = _radiation(universe.radiation, universe.neutrinos, a)
         square, slope, others = square + density, slope + slopes, others + density
-    return square, slope / (2 * square), -1.5 * others / square
+    inverse = 1 / square
+    return square, 0.5 * slope * inverse, -1.5 * others * inverse
 
 
 def _equation_of_state(w: Array, a: Array, x: Array) -> tuple[Array, Array]:
