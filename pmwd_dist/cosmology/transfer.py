@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pmwd_dist._errors import ArgumentError
