@@ -49,7 +49,7 @@ class Bands(NamedTuple):
         if self.classes is not None:
             values = jnp.sum(jnp.where(self.classes[:, None], values.reshape(CLASSES, BANDS, 1), 0), axis=0)
             shape[self.along] = -1
-        return jnp.sum(jnp.where(self.radial == place, values.reshape(BANDS, *shape), 0), axis=0)
+        return jnp.sum(jnp.where(self.radial[None] == place, values.reshape(BANDS, *shape), 0), axis=0)
 
     def sums(self, x: Array) -> Float[Array, " bands"]:
         """Sums over the modes of each band, part by part of a divided spectrum, so that none is gathered."""
