@@ -34,6 +34,8 @@ from pmwd_dist.observe.sphere import SphericalLightCone
 from pmwd_dist.parallel.inputs import check_on_host, real, whole_number
 
 _SLABS = 200  # intervals of Limber's integral
+_PARTS = 64  # further intervals, which hold as many galaxies each
+_NODES = 2048  # of n(z)
 _DIRECTIONS = 4096  # on the sphere, for means over pixels
 _ANGLES = 12  # nodes of mu and of phi in an octant
 
@@ -172,7 +174,8 @@ def limber_power(
         spectra of all pairs of bins, shape (bins, bins, n).
       alignment: (A, eta) of the intrinsic alignment of sources (z, n), as in `lensing_weights`; default: none.
       galaxies: (ascending redshifts, number of galaxies per redshift, bias) of bins of galaxies, which follow those of
-        sources; the Eulerian bias is a number or a function of k. They have no shot noise, magnification or velocities.
+        sources. n(z) is linear between its redshifts; the Eulerian bias is a number or a function of k. They have no
+        shot noise, magnification or velocities.
       cone: light cone whose maps the theory is for. Matter of a shell has the same weight, and on a flat sky the same
         distance. The power gets the window of the pixels, and lacks waves that exceed the lattice of the particles or
         are longer than the box. Default: all waves, without a window.
@@ -188,12 +191,19 @@ def limber_power(
     if cone is not None and (len(edges) != len(cone.edges) or not np.allclose(edges, cone.edges)):
         raise ArgumentError("edges", list(edges), f"must be those of the cone, {list(cone.edges)}")
     bins = bins_of(source)
+    if not isinstance(galaxies, Sequence) or any(not isinstance(x, tuple | list) or len(x) != 3 for x in galaxies):
+        remedy = "for example [(z, n, 1.5)]"
+        raise ArgumentError("galaxies", None, "must be a list of (z, n, bias)", remedy, show_value=False)
+    for bias in (bias for _, _, bias in galaxies if not callable(bias)):
+        check_number(bias, "bias")
     every = [*bins, *((z, n) for z, n, _ in galaxies)]
     far = min(last, max(float(np.max(np.asarray(source_distances(one, table, near)[0]))) for one in every))
     slabs = np.linspace(near, far, _SLABS + 1) if cone is None else _slabs_of(cone)
-    for z, n, _ in galaxies:
-        ends = np.asarray(z, float)[np.asarray(n) > 0][[0, -1]]
-        slabs = np.union1d(slabs, np.clip(distances_at(ends, table), slabs[0], slabs[-1]))
+    counted = [_counted(z, n, table) for z, n, _ in galaxies]
+    aligned = [_counted(*one, table) for one in bins if alignment and cone is None and isinstance(one, tuple)]
+    for share, at in counted + aligned:
+        ends = np.append(np.interp(np.arange(_PARTS) / _PARTS, share, at), at[np.searchsorted(share, 1)])
+        slabs = np.union1d(slabs, np.clip(ends, slabs[0], slabs[-1]))
     distance = middle = (slabs[1:] + slabs[:-1]) / 2
     ell, shares = np.ravel(np.asarray(ell, float)), None
     if cone is None:
@@ -208,16 +218,27 @@ def limber_power(
     resolved = [1.0] * 3  # of two maps of which none, one or both are of galaxies
     if cone is not None:
         resolved = [resolved_share(ell, k, cone, pixel=pixel, galaxies=i) for i in range(3 if galaxies else 1)]
-    tracers = [(b(k) if callable(b) else b, _shares_of_galaxies(z, n, slabs, table)) for z, n, b in galaxies]
+    parts = [np.diff(np.interp(slabs, at, share)) for share, at in counted]
+    tracers = [(_bias(bias, k), part) for (_, _, bias), part in zip(galaxies, parts, strict=True)]
     spectra = _spectra(weights, shares, linear, factor, resolved, tracers)
     return spectra if isinstance(source, list) or galaxies else spectra[0, 0]
 
 
-def _shares_of_galaxies(z: Any, n: Any, slabs: np.ndarray, table: GrowthTable) -> np.ndarray:
-    """Shares of the slabs in galaxies, whose numbers per redshift are summed by the trapezoidal rule."""
-    z, n = np.asarray(z, float), np.asarray(n, float)
-    total = np.append(0.0, np.cumsum((n[1:] + n[:-1]) / 2 * np.diff(z)))
-    return np.diff(np.interp(slabs, distances_at(z, table), total / total[-1]))
+def _counted(z: Any, n: Any, table: GrowthTable) -> tuple[np.ndarray, np.ndarray]:
+    """Shares of the galaxies that are nearer than distances, and these; n(z) is linear between its redshifts."""
+    z, n, parts = np.asarray(z, float), np.asarray(n, float), math.ceil(_NODES / len(z))
+    fine = np.interp(np.arange((len(z) - 1) * parts + 1) / parts, np.arange(len(z)), z)
+    n = np.interp(fine, z, n)
+    total = np.append(0.0, np.cumsum((n[1:] + n[:-1]) / 2 * np.diff(fine)))
+    return total / total[-1], distances_at(fine, table)
+
+
+def _bias(bias: Any, k: np.ndarray) -> np.ndarray:
+    """The bias of galaxies at wavenumbers, of which some may be NaN."""
+    values = np.asarray(bias(k) if callable(bias) else bias)
+    if not (np.isfinite(values) | np.isnan(k)).all():
+        raise ArgumentError("galaxies", None, "have a bias that is not finite", show_value=False)
+    return values
 
 
 @jit

@@ -81,17 +81,26 @@ def galaxy_maps(
     edges = check_bins(bins, survey, table, cone)
     true = {"Z": columns["Z_COSMO"]} if {"Z", "Z_COSMO"} <= {*columns} else {}
     place = comoving_positions(columns | true, table)
+    z, weight = (np.asarray(columns.get(name, np.ones(len(place))), float) for name in ("Z", "WEIGHT"))
+    for name, values, least in (("Z", z, -math.inf), ("WEIGHT", weight, 0.0)):
+        check_number(values, f"columns[{name!r}]", least, several=True)
+        if values.shape != place.shape[:1]:
+            raise ArgumentError(f"columns[{name!r}].shape", values.shape, f"must be {place.shape[:1]}")
     if isinstance(cone, FlatSkyLightCone):
         check_number(field, "field", 1e-3, 90, unit="degrees")
         angle, n = math.radians(field or 0.0), whole_number(pixels, "pixels", least=1)
         shape, area, pixel = (n, n), angle**2, _rays(place, cone, table, angle, n)
     else:
+        if not (field is None and pixels is None):
+            raise ArgumentError("field", field, "is for flat skies", "leave field and pixels out")
         n, shape, area = cone.nside, (pixel_count(cone.nside),), 4 * math.pi
         angle, pixel = 0.0, np.asarray(nearest_pixel(n, place))
     seen = _seen(survey.mask, cone, angle, n)
-    weight, maps, noise = np.asarray(columns.get("WEIGHT", np.ones(len(place))), float), [], []
+    if not seen.any():
+        raise ArgumentError("survey", survey, "sees no pixel of the field of view", show_value=False)
+    maps, noise = [], []
     for low, high in pairwise(edges):
-        inside = (pixel >= 0) & (columns["Z"] >= low) & (columns["Z"] < high)
+        inside = (pixel >= 0) & (z >= low) & (z < high)
         number = np.bincount(pixel[inside], weight[inside], seen.size)
         if not number.any():
             constraint = f"from {low:g} to {high:g} have no galaxies in the maps"

@@ -167,6 +167,23 @@ def test_limber_power_is_the_integral():
     np.testing.assert_array_equal(found[0, 1], found[1, 0])
 
 
+@pytest.mark.parametrize("width", [0.1, 2e-3])
+def test_thin_bins_and_few_redshifts_of_n_z_are_resolved(width: float) -> None:
+    """Galaxies, and the alignment of sources where they are, of an n(z) that is a triangle."""
+    nodes, number, ell = np.array([0.5 - width, 0.5, 0.5 + width]), np.array([0.0, 1.0, 0.0]), np.array([300.0])
+    z = np.linspace(*nodes[[0, -1]], 20_001)
+    x, per_distance = 2 * 2997.92458 * (1 - (1 + z) ** -0.5), np.interp(z, nodes, number) / width * (1 + z) ** 1.5
+    expected = np.trapezoid((per_distance / 2997.92458 / (1 + z) / x) ** 2 * power((ell[0] + 0.5) / x), x)
+    given, samples = (ell, power, EinsteinDeSitter, (0.0, 3000.0)), [(nodes, number, 1.0)]
+    found = pmd.observe.limber_power(*given, 1.0, galaxies=samples)
+    np.testing.assert_allclose(found[1, 1], expected, rtol=2e-3)
+    source = np.linspace(*nodes[[0, -1]], 41)  # lensing is by sums over these redshifts
+    source = source, np.interp(source, nodes, number)
+    aligned = [pmd.observe.limber_power(*given, source, alignment=(A, 0.0)) for A in (-1e3, 0.0, 1e3)]
+    strength = np.trapezoid((per_distance / 2997.92458 / x) ** 2 * power((ell[0] + 0.5) / x), x) * (0.0134e3) ** 2
+    np.testing.assert_allclose((aligned[0] + aligned[2]) / 2 - aligned[1], strength, rtol=2e-3)
+
+
 def test_galaxies_on_planes_have_the_window_of_their_pixels():
     cone, ell, side = pmd.observe.FlatSkyLightCone(pmd.Config(500.0, 1024), (400.0, 800.0), pixels=1 << 15), 900.0, 0.2
     samples: Any = [([0.15, 0.2], [1.0, 1.0], 1.0)]
@@ -203,19 +220,7 @@ def test_matter_of_a_shell_has_one_weight_and_on_planes_one_distance(sky: str):
     assert np.abs(thin / expected - 1).max() > 0.02
 
 
-def test_alignments_have_the_power_of_their_sources():
-    """C_l of a strong alignment of a smooth n(z) is an integral over n(z)."""
-    z = np.linspace(0.3, 0.7, 201)
-    number = np.cos((z - 0.5) / 0.4 * np.pi) ** 2
-    ell, amplitude = np.array([200.0]), 1e6
-    found = pmd.observe.limber_power(
-        ell, power, EinsteinDeSitter, (0.0, 3000.0), [(z, number)], alignment=(amplitude, 0.0)
-    )
-    a = 1 / (1 + z)
-    chi = 2 * 2997.92458 * (1 - np.sqrt(a))
-    density = number / np.trapezoid(number, z) * a**-1.5 / 2997.92458
-    squares = (amplitude * 0.0134 * density / chi) ** 2 * power((ell + 0.5) / chi)  # growth cancels
-    np.testing.assert_allclose(found[0, 0], np.trapezoid(squares, chi), rtol=2e-3)
+COLUMNS = np.array([[0.1, 0.2], [1.0, 1.0]])  # of n(z)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -233,6 +238,15 @@ def test_alignments_have_the_power_of_their_sources():
         ({"power": lambda k: 1 - k}, r"power returns P = -\d.* at k = \d"),
         ({"power": lambda k: k[1:]}, r"power returns an array of shape \(199,\) for k of shape \(200,\)"),
         ({"source": (np.arange(50.0)[::-1], np.ones(50))}, r"source=\[49.0, 48.0(, [\d.]*){4}, \.\.\.\] must ascend"),
+        (
+            {"galaxies": (*COLUMNS, 1.0)},
+            r"galaxies must be a list of \(z, n, bias\); for example",
+        ),
+        ({"galaxies": [(*COLUMNS, "x")]}, "bias.* must be a finite number"),
+        (
+            {"galaxies": [(*COLUMNS, lambda k: k * np.inf)]},
+            "galaxies have a bias that is not finite",
+        ),
         ({"source": (0.1, 0.2, 0.3)}, r"source=\(3,\) must be one redshift; pass \(z, n\)"),
     ],
 )
