@@ -70,7 +70,7 @@ class Normal:
         return below, above, 1 - below - above
 
     def forward(self, u: ArrayLike) -> Array:
-        """The parameter at u, by quantiles from the nearer end, which keep their precision."""
+        """The parameter at u, by quantiles from the nearer end of the normal, which keep their precision."""
         u = jnp.asarray(u, float)
         if math.isinf(self.low) and math.isinf(self.high):
             return self.mean + self.sd * u
@@ -88,8 +88,9 @@ class Normal:
 @jit
 def _truncated(u: Array, below: float, above: float, between: float) -> Array:
     """A standard normal variable truncated by two tail probabilities, at the quantile of u."""
-    x = ndtri(jnp.where(u < 0, below, above) + between * ndtr(-jnp.abs(u)))
-    return stored(jnp.where(u < 0, x, -x))
+    left, right = below + between * ndtr(u), above + between * ndtr(-u)  # the smaller one has all its digits
+    x = ndtri(jnp.minimum(left, right))
+    return stored(jnp.where(left < right, x, -x))
 
 
 @_truncated.defjvp
@@ -105,9 +106,10 @@ def _truncated_jvp(
 @jit
 def _untruncated(x: Array, below: float, above: float, between: float) -> Array:
     """The inverse of `_truncated`."""
-    left = ndtri((ndtr(x) - below) / between)
-    right = -ndtri((ndtr(-x) - above) / between)
-    return jnp.where(left < 0, left, right)
+    left = jnp.where(x < 0, ndtr(x) - below, above + between - ndtr(-x)) / between
+    right = jnp.where(x < 0, below + between - ndtr(x), ndtr(-x) - above) / between
+    u = ndtri(jnp.minimum(left, right))
+    return jnp.where(left < right, u, -u)
 
 
 @dataclass(frozen=True)
