@@ -389,6 +389,7 @@ def test_surveys_that_are_none_are_refused(tmp_path: Path):
         "n_z=[[0.01, 1e3], [0.0101, 1e3]]": "n_z: has up to 6.4e+04 galaxies at a particle, more than 50",
         "n_z=[[0.1, 1e-6], [5.0, 1e-9]]": "n_z: take 5177717 repetitions of a box of 64 x 64 x 64 Mpc/h",
         "redshift_bins=[0.1, 0.15, 0.2]": "observer: must be 0.0, where observe.light_cone has it",
+        "redshift_bins=[0.1, 0.1000000001]": "redshift_bins: must each expect a galaxy, and one expects",
         "redshift_bins=[0.1, 0.05]": "redshift_bins: must ascend from 0 or more",
         "redshift_bins=[0.01, 0.05, 0.2]": "redshift_bins: must each hold redshifts of the survey, 0.1 to 0.2",
     }.items():

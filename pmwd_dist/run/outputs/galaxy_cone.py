@@ -67,6 +67,8 @@ class GalaxyCone(OfGalaxies):
             _, observer, _ = survey_extent(survey, table, simulation.config, self.galaxies.observer)
             if bins is not None and cone is not None:
                 check_bins(bins, survey, table, cone)
+                if (least := survey.numbers_between(np.asarray(bins), table).min()) < 1:
+                    return [f"observe.galaxies.redshift_bins: must each expect a galaxy, and one expects {least:.2g}"]
                 if observer != (place := place_of(cone)):
                     return [f"observe.galaxies.observer: must be {toml_value(place)}, where observe.light_cone has it"]
         except ArgumentError as error:
