@@ -178,7 +178,7 @@ def _chebyshev_jvp(count: int, primals: tuple[Array], tangents: tuple[Array]) ->
     values = chebyshev(primals[0], count)
     derived = np.polynomial.chebyshev.chebder(np.eye(len(values)), axis=1)
     slopes = jnp.tensordot(jnp.asarray(derived, values.dtype), values[:-1], 1, precision="highest")
-    return values, slopes * tangents[0]
+    return values, slopes * tangents[0][None]
 
 
 def cubic(nodes: Array, t: Array) -> Array:

@@ -175,7 +175,7 @@ MISUSE: list[tuple[Any, str]] = [
     (lambda: pmd.growth(1.0, problems.cosmology(n_s=[1.0, 1.1])), r"cosmo.n_s must be one finite"),
     (lambda: pmd.growth(1.0, {}), r"cosmo is a dict and must be a cosmology, such as jax_cosmo"),
     (lambda: pmd.with_dark_energy(COSMO, [0.3, np.inf], [-1.0, -1.0]), "a must be a finite number"),
-    (lambda: pmd.with_dark_energy(COSMO, [0.3, 1.0], [-1.0, 40.0]), "w within 5"),
+    (lambda: pmd.with_dark_energy(COSMO, [0.3, 1.0], [-1.0, 40.0]), "w must be a finite number from -5 to 5"),
     (lambda: pmd.linear_modes(FIELD, COSMO, CONFIG, f_nl=np.nan), r"f_nl=nan must be a finite number"),
     (lambda: pmd.linear_modes(FIELD, COSMO, CONFIG, f_nl=1e300), r"f_nl=1e\+300 must be a finite number from -1e\+06"),
     (lambda: pmd.white_noise(jax.random.key(0), CONFIG, fixed="no"), r"fixed='no' must be True or False"),
