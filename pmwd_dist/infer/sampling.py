@@ -85,7 +85,7 @@ def sample(
       key: random key.
       steps: number of steps of each chain after tuning, a multiple of thin * chunk.
       method: "mclmc", which accepts all steps, or "hmc", which accepts or rejects trajectories.
-      energy_variance: target variance of the energy error of a step of MCLMC, per dimension, from 1e-9 to 0.002.
+      energy_variance: target variance of the energy error of a step of MCLMC, per dimension, from 1e-15 to 0.002.
       output: folder of the chain. A chain of another model there is an error; functions are compared by their names.
       tuning_steps: number of tuning steps before sampling; with a tuning, in which the chains settle.
       tuning: tuning of chains of the same model with other data (`load_tuning`), whose step, L and preconditioner these

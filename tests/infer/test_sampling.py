@@ -399,7 +399,7 @@ NOISE = np.ones((2, *SHAPE))
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"energy_variance": 5.0}, "energy_variance=5.0 must be a .* number from 1e-09 to 0.002; use 0.001, or less"),
+        ({"energy_variance": 5.0}, "energy_variance=5.0 must be a .* number from 1e-15 to 0.002; use 0.001, or less"),
         ({"steps": 150}, r"steps=150 must be a multiple of thin \* chunk = 100"),
         ({"tuning_steps": 0}, "tuning_steps=0 must be a whole number, 40 or more"),
         ({"key": 3}, "key=3 must be a key of jax.random"),

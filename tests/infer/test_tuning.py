@@ -220,5 +220,5 @@ def test_curvatures_are_measured_at_the_extremes_of_each_parameter() -> None:
 def test_wrong_tunings_are_refused() -> None:
     with pytest.raises(ValueError, match="tuning_steps=39 must be a whole number, 40 or more"):
         Schedule({"u": np.zeros(2)}, 39)
-    with pytest.raises(ValueError, match="energy_variance=0 must be a finite number from 1e-09"):
+    with pytest.raises(ValueError, match="energy_variance=0 must be a finite number from 1e-15"):
         Schedule({"u": np.zeros(2)}, 100, energy_variance=0)

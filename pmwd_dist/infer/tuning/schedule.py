@@ -193,7 +193,7 @@ class Schedule:
       stages: table of the stages.
 
     Raises:
-      ValueError: fewer than 40 steps, or a target that is not from 1e-9 to 0.002.
+      ValueError: fewer than 40 steps, or a target that is not from 1e-15 to 0.002.
     """
 
     positions: Any

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -90,13 +89,18 @@ def _header(part: Part) -> Attributes:
     )
 
 
-_square_rate = jit(lambda own, a: own.Omega_cb * expansion(background(own), jnp.log(a))[0])
+@jit
+def _densities(own: Parameters, a: Any) -> tuple[Any, ...]:
+    """a^3 (H / H0)^2 and the densities of cold matter, dark energy, neutrinos, photons, and massless neutrinos."""
+    rate = own.Omega_cb * expansion(background(own), jnp.log(a))[0]
+    return rate, own.Omega_cb, own.Omega_de, own.Omega_nu, *((0.0, 0.0) if own.n_eff is None else own.radiation)
 
 
 def _cosmology(part: Part) -> dict[str, Any]:
-    own = jax.tree.map(np.asarray, parameters(part.cosmo))  # no programs
+    own = parameters(part.cosmo)
     tabulated = own.w_table is not None  # which SWIFT can't name: readers compute no other distances
-    square = float(_square_rate(own, part.a)) / part.a**3  # (H / H0)^2
+    rate, Omega_cb, Omega_de, *others = map(float, _densities(own, part.a))
+    square = rate / part.a**3  # (H / H0)^2
     w_0, w_a = (math.nan, math.nan) if tabulated else (float(part.cosmo.w0), float(part.cosmo.wa))
     return {
         "Cosmological run": 1,
@@ -106,21 +110,20 @@ def _cosmology(part: Part) -> dict[str, Any]:
         "H0 [internal units]": 100 * part.h,
         "H [internal units]": 100 * part.h * math.sqrt(square),
         "Critical density [internal units]": CRITICAL_DENSITY * part.h**2 * square,
-        "Omega_m": float(own.Omega_cb),
+        "Omega_m": Omega_cb,
         "Omega_b": part.Omega_b,
         "Omega_cdm": part.Omega_c,
-        "Omega_lambda": float(own.Omega_de),
+        "Omega_lambda": Omega_de,
         "Omega_k": float(part.cosmo.Omega_k),
         "w_0": w_0,
         "w_a": w_a,
         "w": w_0,
-        **_radiation(own),
+        **_radiation(own, *others),
     }
 
 
-def _radiation(own: Parameters) -> dict[str, float]:
+def _radiation(own: Parameters, Omega_nu: float, photons: float, neutrinos: float) -> dict[str, float]:
     """Photons and neutrinos: SWIFT counts neutrinos as massless (ur) or massive (nu), and neither as matter."""
-    photons, neutrinos = (0.0, 0.0) if own.n_eff is None else map(float, own.radiation)
     n_eff, massive = float(own.n_eff or 0), own.m_nu is not None
     massless = 0.0 if massive else neutrinos
     return {
@@ -128,7 +131,7 @@ def _radiation(own: Parameters) -> dict[str, float]:
         "Omega_g": photons,
         "Omega_ur": massless,
         "Omega_r": photons + massless,
-        "Omega_nu_0": float(own.Omega_nu),
+        "Omega_nu_0": Omega_nu,
         "N_eff": n_eff,
         "N_ur": 0.0 if massive else n_eff,
         "N_nu": float(massive),
