@@ -224,7 +224,6 @@ def _with_sound_horizon(k: Array, Omega_c: Array, Omega_b: Array, h: Array) -> t
     b_1 = 0.944 / (1 + 458**-0.708 * m[-0.708])
     b_2 = 0.395**-0.0266 * m[-0.0266]
     beta_c = 1 / (1 + b_1 * (f_c**b_2 - 1))  # (12)
-
     # T_0(1, beta_c), T_0(alpha_c, beta_c) and T_0(1, 1) at once, and quotients of numbers: few kernels to compile
     one, ks = jnp.ones_like(alpha_c), k * s
     alpha, beta = (jnp.reshape(jnp.stack(x), (3, *(1,) * k.ndim)) for x in ((one, alpha_c, one), (beta_c, beta_c, one)))

@@ -161,7 +161,7 @@ def limber_power(
     cone: LightCone | None = None,
     pixel: float | None = None,
 ) -> Float[Array, "*bins n"]:
-    """C_l of the convergence by linear theory, for the matter between the first edge and the last [steradian].
+    """C_l of convergence and galaxies by linear theory, for the matter between the first edge and the last [steradian].
 
     The integral of (weight / distance)^2 P((l + 1/2) / distance) in Limber's approximation (LoVerde & Afshordi 2008).
 
@@ -174,8 +174,8 @@ def limber_power(
         spectra of all pairs of bins, shape (bins, bins, n).
       alignment: (A, eta) of the intrinsic alignment of sources (z, n), as in `lensing_weights`; default: none.
       galaxies: (ascending redshifts, number of galaxies per redshift, bias) of bins of galaxies, which follow those of
-        sources. n(z) is linear between its redshifts; the Eulerian bias is a number or a function of k. They have no
-        shot noise, magnification or velocities.
+        sources in spectra of all pairs. n(z) is linear between its redshifts; the Eulerian bias is a number or a
+        function of k. They have no shot noise, magnification or velocities.
       cone: light cone whose maps the theory is for. Matter of a shell has the same weight, and on a flat sky the same
         distance. The power gets the window of the pixels, and lacks waves that exceed the lattice of the particles or
         are longer than the box. Default: all waves, without a window.
@@ -184,6 +184,9 @@ def limber_power(
     Raises:
       ValueError: a multipole or a value of P(k) is negative or not finite, or edges, sources or galaxies are out of
         range, as in `lensing_weights`.
+
+    Examples:
+      >>> pairs = observe.limber_power([100.0, 300.0], power, cosmo, [0.0, 900.0], [0.3], galaxies=[(z, n, 1.5)])
     """
     check_on_host("limber_power", (ell, cosmo, source))
     check_number(ell, "ell", 0, several=True)
