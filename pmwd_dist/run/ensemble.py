@@ -208,15 +208,18 @@ class _Worker:
     @contextmanager
     def _claim(self, i: int) -> Generator[str]:
         """Hold a row, unless another program does; its state. Collective."""
-        row, is_held = self._ensemble.row(i), False
+        row, state = self._ensemble.row(i), "taken"
         with ExitStack() as stack:
             with raise_on_all_processes():
-                if distributed.is_main():
+                if distributed.is_main() and _end(row)[0] == "finished":
+                    state = "done"  # needs no lock, which a read-only file system has not
+                elif distributed.is_main():
                     row.parent.mkdir(exist_ok=True)
                     with suppress(InUseError):
                         stack.enter_context(folder_lock(row.parent, f".{row.name}.lock"))
-                        is_held = True
-            yield self._state(i) if from_main(is_held) else "taken"
+                        state = "held"
+            state = exchange(state)[0]
+            yield self._state(i) if state == "held" else state
 
     def _state(self, i: int) -> str:
         """State of a row that this program holds: done, new, begun, or taken if its run is resumed. Collective."""
@@ -297,9 +300,14 @@ def write_summary(ensemble: Ensemble) -> list[str]:
                 tables[i] = {name: read_table(row / name) for name in manifest.files(row) if name.endswith(".csv")}
             except (OSError, ValueError) as error:
                 ends[i] = "damaged", f"{message(error)}; remove {row} and resume to run it again"
-        with folder_lock(ensemble.folder, wait=True), atomic_write(ensemble.folder / SUMMARY) as aside:
-            _write(aside, ensemble, ends, tables)
         text = f"{ensemble.folder / SUMMARY}: {_counts(ends)}"
+        try:
+            with folder_lock(ensemble.folder, wait=True), atomic_write(ensemble.folder / SUMMARY) as aside:
+                _write(aside, ensemble, ends, tables)
+        except OSError as error:
+            if error.errno != errno.EROFS or not (ensemble.folder / SUMMARY).is_file():
+                raise
+            text += "; the file system is read-only, and the file stays as it is"
         if failed := [f"{text}; row {i}: {reason}" for i, (status, reason) in enumerate(ends) if status in _BAD]:
             raise SimulationError(failed[0])
         return [text]

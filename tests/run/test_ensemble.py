@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import sys
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -59,7 +61,7 @@ def texts(folder: Path, name: str) -> list[str]:
         return [text.decode() for text in file[name]]
 
 
-def test_rows_are_runs_of_their_own_with_one_compilation(files: list[Path | str], single: Path):
+def test_rows_are_runs_of_their_own_with_one_compilation(files: list[Path | str], single: Path, monkeypatch, capsys):
     folder = Path(files[-1])
     assert command(*files) == 0
     for i in (1, 2):
@@ -77,6 +79,12 @@ def test_rows_are_runs_of_their_own_with_one_compilation(files: list[Path | str]
     logs = [(folder / f"rows/0000{i}/log.jsonl").read_text() for i in range(3)]
     assert command(*files) == 0  # nothing is left to do
     assert [(folder / f"rows/0000{i}/log.jsonl").read_text() for i in range(3)] == logs
+    monkeypatch.setattr(ensemble, "folder_lock", Mock(side_effect=OSError(errno.EROFS, "Read-only file system", "x")))
+    capsys.readouterr()
+    assert command("resume", folder) == 0
+    assert "3 rows, 3 finished; the file system is read-only" in capsys.readouterr().out
+    (folder / "summary.h5").unlink()
+    assert command("resume", folder) == 1
 
 
 def test_failed_rows_have_a_reason_and_are_tried_again(files: list[Path | str], single: Path, monkeypatch, capsys):
