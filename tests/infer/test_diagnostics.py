@@ -62,6 +62,16 @@ def test_stuck_chains_are_detected() -> None:
     [
         (lambda: infer.rhat(np.zeros((2, 3))), r"draws.shape=\(2, 3\) must be \(chains, draws\) with 4 draws or more"),
         (lambda: infer.rhat(np.full((2, 9), np.nan)), "draws holds values that are no finite numbers"),
+        (lambda: infer.rhat("x"), r"draws.shape=\(\) must be \(chains, draws\)"),
+        (lambda: infer.summary({"a": np.ones(9)}), r"draws.shape=\(9,\) must be"),
+        (lambda: infer.summary(np.ones((2, 9))), "draws is a ndarray and must be a mapping from names; pass chain.par"),
+        (lambda: infer.evaluations_per_ess(np.ones((2, 9)), 1), "draws is a ndarray and must be a mapping"),
+        (lambda: infer.evaluations_per_ess({}, 1), "draws={} has no parameters"),
+        (lambda: infer.step_bias(np.ones((2, 9)), np.ones((3, 9))), r"density_shift.shape=\(3, 9\) is not that"),
+        (lambda: infer.energy_errors(np.ones((2, 0)), 1), "with 1 draws or more"),
+        (lambda: infer.energy_errors(np.full((2, 9), np.nan), 1), "draws holds values that are no finite numbers"),
+        (lambda: infer.as_getdist("i1"), "chain is a str and must be an infer.Chain; infer.load_chain reads one"),
+        (lambda: infer.as_arviz("i1"), "chain is a str and must be an infer.Chain"),
         (lambda: infer.energy_errors(np.ones((2, 9)), 0), "dimensions=0 must be a whole number, 1 or more"),
     ],
 )

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from pmwd_dist._checks import check_type
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.infer import constants
 from pmwd_dist.parallel.inputs import whole_number
@@ -59,9 +60,11 @@ def summary(draws: Mapping[str, Chains]) -> dict[str, dict[str, float]]:
     """
 
     def row(x: Chains) -> dict[str, float]:
+        x = _checked(x)
         moments = {"mean": float(np.mean(x)), "sd": float(np.std(x, ddof=1))}
         return moments | {"rhat": rhat(x), "ess_bulk": ess_bulk(x), "ess_tail": ess_tail(x)}
 
+    check_type(draws, Mapping, "draws", "must be a mapping from names", "pass chain.parameters")
     return {name: row(x) for name, x in draws.items()}
 
 
@@ -70,6 +73,9 @@ def evaluations_per_ess(draws: Mapping[str, Chains], evaluations: int) -> float:
 
     Effective sample sizes are `ess_mean`.
     """
+    check_type(draws, Mapping, "draws", "must be a mapping from names", "pass chain.parameters")
+    if not draws:
+        raise ArgumentError("draws", draws, "has no parameters")
     return evaluations * float(np.mean([1 / ess_mean(x) for x in draws.values()]))
 
 
@@ -90,7 +96,7 @@ def energy_errors(energy_change: Chains, dimensions: int) -> dict[str, float]:
     MCLMC has no Metropolis step that would reject large errors. The target of its tuning is a variance of 1e-3, and far
     less than 1e-3 of the steps should be beyond ten standard deviations of this.
     """
-    x, dimensions = np.asarray(energy_change, float).ravel(), whole_number(dimensions, "dimensions", least=1)
+    x, dimensions = _checked(energy_change, 1), whole_number(dimensions, "dimensions", least=1)
     limit = 10 * math.sqrt(1e-3 * dimensions)
     return {"variance": float(np.var(x)) / dimensions, "outliers": float(np.mean(np.abs(x) > limit))}
 
@@ -107,6 +113,8 @@ def step_bias(x: Chains, density_shift: Chains) -> tuple[float, float]:
       density_shift: shift of the log density at these draws (`Chain.density_shift`); 0 with a Metropolis step.
     """
     x, shift = _checked(x), _checked(density_shift)
+    if x.shape != shift.shape:
+        raise ArgumentError("density_shift.shape", shift.shape, f"is not that of the draws, {x.shape}")
     width = float(np.std(x))
     if width == 0 or not shift.any():
         return 0.0, 0.0
@@ -218,10 +226,13 @@ def _energy_tail(chain: Any, dimensions: int) -> tuple[str, float]:
     return worst
 
 
-def _checked(x: Any) -> np.ndarray:
-    x = np.asarray(x, float)
-    if x.ndim != 2 or x.shape[0] < 1 or x.shape[1] < 4:
-        raise ArgumentError("draws.shape", x.shape, "must be (chains, draws) with 4 draws or more")
+def _checked(x: Any, least: int = 4) -> np.ndarray:
+    try:
+        x = np.asarray(x, float)
+    except (TypeError, ValueError):
+        x = np.zeros(())
+    if x.ndim != 2 or x.shape[0] < 1 or x.shape[1] < least:
+        raise ArgumentError("draws.shape", x.shape, f"must be (chains, draws) with {least} draws or more")
     if not np.isfinite(x).all():
         raise ArgumentError("draws", x, "holds values that are no finite numbers", show_value=False)
     return x

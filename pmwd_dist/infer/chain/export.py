@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from pmwd_dist._checks import check_type
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.cosmology.sampled_parameters import symbol_of
 from pmwd_dist.infer.chain.chain import Chain
+
+_FROM = "must be an infer.Chain", "infer.load_chain reads one"
 
 
 def as_arviz(chain: Chain) -> Any:
@@ -34,6 +37,7 @@ def as_arviz(chain: Chain) -> Any:
     """
     from xarray import Dataset, DataTree
 
+    check_type(chain, Chain, "chain", *_FROM)
     count, draws = chain.logdensity.shape
     drawn, coordinates = ("chain", "draw"), {"chain": np.arange(count), "draw": np.arange(draws)}
     thin = chain.energy_change.shape[1] // draws
@@ -72,6 +76,7 @@ def as_getdist(chain: Chain, *, labels: Mapping[str, str] | None = None, **optio
     """
     from getdist import MCSamples
 
+    check_type(chain, Chain, "chain", *_FROM)
     if not chain.parameters:
         raise ArgumentError("chain.parameters", {}, "is empty", "the white noise alone has no contours")
     names = list(chain.parameters)
