@@ -45,7 +45,7 @@ def check_number(
     on_device = any(isinstance(x, Tracer) or (several and isinstance(x, jax.Array) and x.ndim) for x in parts)
     if on_device and not constant:
         return
-    values = _as_array(None if any(isinstance(x, bool) for x in parts) else value)
+    values = _as_array(value)
     counts, is_object = several or values.ndim == 0, values.dtype.kind == "O"
     if counts and values.dtype.kind in "iuf" and bool(np.all(np.isfinite(values) & (values >= low) & (values <= high))):
         return
@@ -59,7 +59,8 @@ def check_ascending(values: Any, name: str, least: float = 0.0) -> tuple[float, 
     """Two or more finite numbers that ascend, from a least one on, as Python floats."""
     x = _as_array(values)
     if x.dtype.kind not in "iuf" or x.ndim != 1 or len(x) < 2 or not np.isfinite(x).all():
-        raise ArgumentError(name, x.tolist(), "must be two or more finite numbers that ascend")
+        shown = values if x.dtype.kind == "O" else x.tolist()
+        raise ArgumentError(name, shown, "must be two or more finite numbers that ascend")
     if x[0] < least or (np.diff(x) <= 0).any():
         start = f" from {least:g} or more" if math.isfinite(least) else ""
         raise ArgumentError(name, x.tolist(), f"must ascend{start}", "sort them")
@@ -121,7 +122,9 @@ def check_flag(value: Any, name: str) -> None:
 
 
 def _as_array(value: Any) -> np.ndarray:
+    """An array, of type object for booleans, which NumPy would take for numbers beside others."""
     try:
-        return np.asarray(value)
+        is_flag = any(isinstance(x, bool) for x in (value if isinstance(value, list | tuple) else [value]))
+        return np.asarray(None if is_flag else value)
     except ValueError:  # lists of several lengths
         return np.asarray(None)

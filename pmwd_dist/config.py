@@ -158,7 +158,7 @@ def _side(value: Any, name: str) -> float:
 
 
 def _one_of(value: Any, name: str, choices: tuple[Any, ...]) -> Any:
-    if not isinstance(value, str | int | np.integer) or value not in choices:
+    if isinstance(value, bool) or not isinstance(value, str | int | np.integer) or value not in choices:
         raise ArgumentError(name, value, f"must be {' or '.join(map(repr, choices))}")
     return choices[choices.index(value)]  # of Python's own type
 

@@ -85,6 +85,7 @@ def test_all_devices_are_used_by_default_as_slabs_or_else_pencils() -> None:
         ({"a_stop": 2.5}, r"a_stop=2.5 must be a finite number from 0.001 to 2"),
         ({"steps": 1.5}, r"steps=1.5 must be a whole number"),
         ({"lpt_order": 4}, r"lpt_order=4 must be 1 or 2 or 3"),
+        ({"lpt_order": True}, r"lpt_order=True must be 1 or 2 or 3"),
         ({"gradient": "exact"}, r"gradient='exact' must be 'finite-difference' or 'spectral'"),
         ({"compensated": 1}, r"compensated=1 must be True or False"),
         ({"compensated": True, "gradient": "spectral"}, r"compensated=True is for finite differences, .*; use"),

@@ -227,7 +227,7 @@ def unwhiten(white: Mapping[str, ArrayLike], priors: Mapping[str, Prior]) -> dic
 def _check_numbers(prior: Any, infinite: tuple[str, ...] = ()) -> None:
     """Raise ValueError unless all fields are finite numbers, medians and widths positive, and bounds in order."""
     for name, value in vars(prior).items():
-        if not isinstance(value, Real) or not (name in infinite or math.isfinite(value)):
+        if isinstance(value, bool) or not isinstance(value, Real) or not (name in infinite or math.isfinite(value)):
             raise ArgumentError(name, value, "must be a number" if name in infinite else "must be a finite number")
         if name in ("median", "sd") and not float(value) > 0:
             raise ArgumentError(name, value, "must be positive")

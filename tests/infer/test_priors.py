@@ -81,6 +81,7 @@ def test_a_prior_excludes_values_outside_its_bounds() -> None:
         (lambda: infer.Normal(0.0, 1.0, low=2.0, high=1.0), "low=2.0 must be less than high=1.0"),
         (lambda: infer.Normal(0.0, 1.0, low=9.0), "low=9.0 leaves less than 1e-6 of Normal"),
         (lambda: infer.Normal("0.3", 1.0), "mean='0.3' must be a finite number"),  # type: ignore[arg-type]
+        (lambda: infer.Normal(True, 1.0), "mean=True must be a finite number"),
         (lambda: infer.Normal(0.3, 1.0, low=None), "low=None must be a number"),  # type: ignore[arg-type]
         (lambda: infer.Uniform(1.0, 1.0), "low=1.0 must be less than high=1.0"),
         (lambda: infer.LogNormal(-1.0, 1.0), "median=-1.0 must be positive"),

@@ -231,6 +231,7 @@ COLUMNS = np.array([[0.1, 0.2], [1.0, 1.0]])  # of n(z)
         ({"source": -1.0}, r"source=\[-1.0\] must be redshifts from 0 to 1000"),
         ({"source": np.inf}, "must be redshifts from 0 to 1000"),
         ({"edges": (500.0, 100.0)}, r"edges=\[500.0, 100.0\] must ascend from 0 or more"),
+        ({"edges": (True, 100.0)}, r"edges=\(True, 100.0\) must be two"),
         ({"edges": (0.0, np.nan)}, "edges=.* must be two or more finite numbers that ascend"),
         ({"cone": CONE}, r"edges=\[0.0, 2000.0\] must be those of the cone, \[0.0, 40.0\]"),
         ({"power": ([0.1], [1.0])}, "power must be a function; for example lambda k: linear_power"),

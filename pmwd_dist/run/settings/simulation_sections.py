@@ -88,7 +88,7 @@ class Time(Section):
     a_stop: float = about("scale factor at the end", 1.0, gt=1e-3, le=2)
     steps: int = about("number of time steps, uniform in the growth factor", 20, ge=1, le=100_000)
     solver: SolverName = about(" or ".join(", ".join(get_args(SolverName)).rsplit(", ", 1)), "bullfrog")
-    lpt_order: Literal[1, 2, 3] = about("order of the initial conditions: 1 (Zel'dovich), 2 or 3", 3)
+    lpt_order: int = about("order of the initial conditions: 1 (Zel'dovich), 2 or 3", 3, ge=1, le=3)
 
 
 class Cosmology(Section):
