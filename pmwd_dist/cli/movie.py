@@ -10,10 +10,13 @@ import numpy as np
 
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import naming
+from pmwd_dist.cli.snapshots import check_outputs
 from pmwd_dist.report import plot
 from pmwd_dist.report.style import DPI
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.outputs.slices import Slices
+
+_MARKS = {".gif": "NETSCAPE2.0", ".mp4": "ftyp"}  # of an animation, near its beginning
 
 
 def write_movie(folder: Path, output: Path | None = None, *, fps: int = 8) -> Path:
@@ -31,6 +34,7 @@ def write_movie(folder: Path, output: Path | None = None, *, fps: int = 8) -> Pa
     path = output or folder / "movie.gif"
     if not path.parent.is_dir():
         raise ArgumentError("--output", str(path), "is in a folder that does not exist")
+    check_outputs([], {path: _MARKS.get(path.suffix.lower(), "")})
     kind = "pillow" if path.suffix.lower() == ".gif" else "ffmpeg"
     if not writers.is_available(kind):
         raise ArgumentError("--output", str(path), "needs ffmpeg", "install it, or choose a name that ends with .gif")

@@ -43,6 +43,10 @@ class LoadedConfig(NamedTuple):
     saveat: tuple[float, ...] | None
     potential_factor: ForceCorrection | None
 
+    def __repr__(self) -> str:
+        times = "" if self.saveat is None else f", to a = {', '.join(f'{a:.4g}' for a in self.saveat)}"
+        return f"LoadedConfig: {self.solver}{times}, {self.config!r}"
+
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     """Read the simulation of a TOML file of `pmwd-dist run` or `infer`, also of the `config.toml` of a run. Collective.

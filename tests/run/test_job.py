@@ -133,6 +133,7 @@ def test_particles_are_those_of_nbody_to_the_bit(
         options = {"solver": loaded.solver, "saveat": loaded.saveat, "potential_factor": loaded.potential_factor}
         solution = pmd.nbody(pmd.lpt(modes, cosmo, config), cosmo, config, **options).raise_if_failed()
     assert (loaded.potential_factor is None) != x64
+    assert repr(loaded) == f"LoadedConfig: bullfrog, to a = 0.5, 1, {loaded.config!r}"
     assert len(found) == len(list(solution.snapshots)) == 2
     for i, written in enumerate(found):
         assert written.vel.dtype == (np.float64 if x64 else np.float32)
