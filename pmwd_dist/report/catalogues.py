@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pmwd_dist._checks import check_number
-from pmwd_dist.report.style import COLOURS, figure_of, make_axes, styled
+from pmwd_dist.report.style import COLOURS, check_results, figure_of, make_axes, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,6 +31,7 @@ def mass_function(found: Any, fit: Any = None, *, label: str = "Tinker et al. 20
       >>> found = observe.mass_function(observe.friends_of_friends(solution.particles, cosmo, config))
       >>> pmd.plot.mass_function(found)
     """
+    check_results([found], "found", "mass density error number", "observe.mass_function")
     rows = 1 if fit is None else 2
     heights = None if fit is None else (2.2, 1)
     upper, *lower = make_axes(axes, (8, 5.6 + 2.6 * (rows - 1)), rows, sharex=True, height_ratios=heights)

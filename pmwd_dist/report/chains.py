@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pmwd_dist._checks import check_number, check_type
 from pmwd_dist._files import write_text
 from pmwd_dist.report.page import Caption
 from pmwd_dist.report.spectra import TRUTH
@@ -111,15 +112,24 @@ def traces(draws: Any, *, truth: Mapping[str, float] | None = None, axes: Any = 
     """
     if hasattr(draws, "parameters"):
         draws = draws.parameters | {"log density": draws.logdensity}
+    _check_draws(draws)
     panels = make_axes(axes, (9, 1.8 * len(draws) + 0.8), len(draws), sharex=True)
     for ax, (name, x) in zip(panels, draws.items(), strict=True):
-        for chain, colour in zip(x, colours(len(x)), strict=True):
+        chains = np.atleast_2d(x)
+        for chain, colour in zip(chains, colours(len(chains)), strict=True):
             ax.plot(chain, color=colour, lw=0.7)
         if truth and name in truth:
             ax.axhline(truth[name], **TRUTH)
         ax.set_ylabel(latex(name))
     panels[-1].set_xlabel("draw")
     return figure_of(panels[0])
+
+
+def _check_draws(draws: Any, name: str = "draws") -> None:
+    """Raise ArgumentError unless draws are finite numbers by name."""
+    check_type(draws, Mapping, name, "must be a mapping from names", "pass a chain, or draws by name")
+    for parameter, x in draws.items():
+        check_number(x, f"{name}[{parameter!r}]", several=True, constant=True)
 
 
 @styled(outward=True)
@@ -141,6 +151,8 @@ def corner(
     from matplotlib.ticker import MaxNLocator
 
     draws, priors, truth = getattr(draws, "parameters", draws), priors or {}, truth or {}
+    _check_draws(draws)
+    check_type(priors, Mapping, "priors", "must be a mapping from names", 'pass {"b1": infer.Normal(1.8, 0.5)}')
     names, count = list(draws), len(draws)
     side = 2.6 * count + 1
     panels = make_axes(axes, (side, side), count, count, sharex="col")

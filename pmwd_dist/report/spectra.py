@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.report.style import COLOURS, colours, figure_of, finish_axis, label_decades, make_axes, styled
+from pmwd_dist.report.style import (
+    COLOURS,
+    check_results,
+    colours,
+    figure_of,
+    finish_axis,
+    label_decades,
+    make_axes,
+    styled,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,6 +51,10 @@ def power(
     """
     if hasattr(spectra, "power"):
         spectra, linear = [spectra], [linear]
+    check_results(spectra, "spectra", "k power modes", "pmd.power_spectrum")
+    _check_counts(spectra, linear=linear, labels=labels or spectra)
+    if not (isinstance(shot_noise, float | np.floating) and math.isnan(shot_noise)):
+        check_number(shot_noise, "shot_noise", 1e-30, unit="(Mpc/h)^3")
     upper, lower = make_axes(axes, (8, 8.2), 2, sharex=True, height_ratios=(2.2, 1))
     wavenumbers, ratios = [np.zeros(0)], [np.zeros(0)]
     for i, (spectrum, expected, colour) in enumerate(zip(spectra, linear, colours(len(spectra)), strict=True)):
@@ -57,6 +71,14 @@ def power(
         ratios.append(ratio[ratio > 0])
     _finish_power(upper, lower, np.concatenate(wavenumbers), np.concatenate(ratios), shot_noise)
     return figure_of(upper)
+
+
+def _check_counts(spectra: Sequence[Any], **others: Any) -> None:
+    """Raise ArgumentError unless there are as many theories and labels as spectra."""
+    for name, values in {"spectra": spectra, **others}.items():
+        count = len(values) if isinstance(values, Sequence | np.ndarray) and not isinstance(values, str) else 0
+        if not count or count != len(spectra):
+            raise ArgumentError(name, values, "must be a list with an entry for each spectrum", show_value=False)
 
 
 def _filled(counts: Any, *columns: Any) -> list[np.ndarray]:
@@ -105,6 +127,8 @@ def multipoles(measured: Any, linear: Any = None, *, error: Any = None, axes: An
       >>> theory = observe.kaiser_multipoles(lambda k: pmd.linear_power(k, cosmo), cosmo, config)
       >>> pmd.plot.multipoles(observe.power_multipoles(density, config), theory)
     """
+    check_results([measured], "measured", "k power modes poles", "observe.power_multipoles")
+    check_results([] if linear is None else linear, "linear", "power", "observe.kaiser_multipoles")
     (ax,) = make_axes(axes, _SIZE)
     k, modes, *power = _filled(measured.modes, measured.k, measured.modes, *measured.power)
     scatters = np.zeros_like(power) if error is None else _filled(measured.modes, *error)
@@ -166,6 +190,7 @@ def bispectrum(measured: Any, tree: Any = None, *, axes: Any = None) -> Figure:
       >>> measured = observe.bispectrum(density, config)
       >>> pmd.plot.bispectrum(measured)
     """
+    check_results([measured], "measured", "k bispectrum scatter triangles", "observe.bispectrum")
     (ax,) = make_axes(axes, _SIZE)
     sides, value, error = _filled(measured.triangles, measured.k, measured.bispectrum, measured.scatter)
     same = bool((sides == sides[:, :1]).all())
@@ -199,6 +224,7 @@ def cross(found: Any, *, axes: Any = None) -> Figure:
       >>> found = observe.cross_power(density, reference, config)
       >>> pmd.plot.cross(found)
     """
+    check_results([found], "found", "k correlation transfer modes", "observe.cross_power")
     (ax,) = make_axes(axes, _SIZE)
     k, correlation, transfer = _filled(found.modes, found.k, found.correlation, found.transfer)
     ax.plot(k, correlation, color=COLOURS[0], lw=2.2, label=r"correlation $r(k)$")
@@ -222,6 +248,7 @@ def pdf(found: Any, *, axes: Any = None) -> Figure:
       >>> found = observe.one_point_pdf(density, config, np.geomspace(0.1, 30, 40))
       >>> pmd.plot.pdf(found)
     """
+    check_results([found], "found", "values density cells", "observe.one_point_pdf")
     (ax,) = make_axes(axes, _SIZE)
     shown = np.asarray(found.cells) * (np.asarray(found.values) > 0)  # on a logarithmic axis
     value, probability, cells = _filled(shown, found.values, found.density, found.cells)
@@ -253,6 +280,8 @@ def angular_power(
       >>> spectrum = observe.angular_power(convergence, side=5.0)
       >>> pmd.plot.angular_power([spectrum], labels=["z = 1"])
     """
+    check_results(spectra, "spectra", "ell power modes", "observe.angular_power")
+    _check_counts(spectra, linear=linear if len(linear) else spectra, labels=labels or spectra)
     (ax,) = make_axes(axes, (6.6, 5.6))
     shown, ells = [np.zeros(0)], [np.zeros(0)]
     for i, (spectrum, colour) in enumerate(zip(spectra, colours(len(spectra)), strict=True)):

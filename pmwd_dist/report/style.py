@@ -64,6 +64,14 @@ def styled(*, outward: bool = False) -> Callable[[Callable[P, Figure]], Callable
     return decorate
 
 
+def check_results(found: Any, name: str, fields: str, source: str) -> None:
+    """Raise ArgumentError unless each value of a list has these fields, as results of a function of `source` have."""
+    for value in found if type(found) in (list, tuple) else [found]:  # not of a named tuple
+        if lacking := [field for field in fields.split() if not hasattr(value, field)]:
+            constraint = f"is or holds a {type(value).__name__}, which has no {lacking[0]}"
+            raise ArgumentError(name, found, constraint, f"pass what {source} returns", show_value=False)
+
+
 def make_axes(axes: Any, size: tuple[float, float], rows: int = 1, columns: int = 1, **options: Any) -> list[Axes]:
     """The given axes, or the axes of a new figure without a window, row by row."""
     if axes is None:

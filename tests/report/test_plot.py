@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,40 @@ def test_the_axes_of_a_distribution_end_where_it_does() -> None:
     assert low == pytest.approx(0.3 * np.exp(-100)) and 1 < high < 10
 
 
-@pytest.mark.parametrize("linear", [None, 1.0, np.ones(3)])
-def test_theory_in_other_bins_is_refused(linear: Any) -> None:
-    spectrum = pmd.PowerSpectrum(*(jnp.arange(1.0, 5),) * 3)
-    with pytest.raises(ValueError, match=r"shape=\(.*\) of a curve must be \(4,\), the bins of the spectrum"):
-        pmd.plot.power(spectrum, linear)
+SPECTRUM = pmd.PowerSpectrum(*(np.arange(1.0, 5),) * 3)
+IN_OTHER_BINS = r"shape=\(.*\) of a curve must be \(4,\), the bins of the spectrum"
+COUNT = "must be a list with an entry for each spectrum"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: plot.power(SPECTRUM, None), IN_OTHER_BINS),
+        (lambda: plot.power(SPECTRUM, 1.0), IN_OTHER_BINS),
+        (lambda: plot.power(SPECTRUM, np.ones(3)), IN_OTHER_BINS),
+        (lambda: plot.power([SPECTRUM] * 2, [np.ones(4)]), f"linear {COUNT}"),
+        (lambda: plot.power([SPECTRUM] * 2, None), f"linear {COUNT}"),
+        (lambda: plot.power([SPECTRUM] * 2, [np.ones(4)] * 2, labels=["a"]), f"labels {COUNT}"),
+        (lambda: plot.power(SPECTRUM, np.ones(4), shot_noise="x"), "shot_noise='x' must be a finite number"),
+        (lambda: plot.power(SPECTRUM, np.ones(4), shot_noise=0), "shot_noise=0 must be a finite number, 1e-30"),
+        (lambda: plot.multipoles(SPECTRUM), "measured is or holds a PowerSpectrum, which has no poles; pass what obs"),
+        (lambda: plot.bispectrum(SPECTRUM), "measured is or holds a PowerSpectrum, which has no bispectrum"),
+        (lambda: plot.cross(SPECTRUM), "found is or holds a PowerSpectrum, which has no correlation; pass what obs"),
+        (lambda: plot.pdf([SPECTRUM]), "found is or holds a list, which has no values"),
+        (lambda: plot.mass_function({}), "found is or holds a dict, which has no mass; pass what observe.mass_func"),
+        (lambda: plot.angular_power(SPECTRUM), "spectra is or holds a PowerSpectrum, which has no ell"),
+        (lambda: plot.corner({"a": np.full((2, 9), np.nan)}), r"draws\['a'\] must be a finite number"),
+        (lambda: plot.corner({"a": np.ones((2, 9))}, priors=(1, 2)), "priors is a tuple and must be a mapping"),
+        (lambda: plot.traces(np.ones((2, 9))), "draws is a ndarray and must be a mapping from names; pass a chain"),
+    ],
+)
+def test_what_is_no_result_is_refused(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_draws_of_one_axis_are_a_chain() -> None:
+    assert [len(line.get_xdata()) for line in plot.traces({"a": np.arange(9.0)}).axes[0].lines] == [9]
 
 
 @pytest.mark.parametrize("name", [*SYMBOLS, "nbar_3", "template_12"])
