@@ -113,6 +113,11 @@ def test_files_of_two_snapshots_are_not_mixed(gadget: Path, tmp_path: Path) -> N
             file["Header"].attrs["NumFilesPerSnapshot"] = 2
     both, _ = pmd.load_snapshot(tmp_path / "s.hdf5")
     np.testing.assert_array_equal(both.disp, pmd.load_snapshot(gadget)[0].disp)
+    shutil.copy(tmp_path / "s.1.hdf5", tmp_path / "kept")
+    shutil.copy(tmp_path / "s.0.hdf5", tmp_path / "s.1.hdf5")
+    with pytest.raises(ValueError, match=r"s.1.hdf5: holds the same particles as s.0.hdf5; put the part"):
+        pmd.snapshot_density(tmp_path / "s.hdf5")
+    shutil.copy(tmp_path / "kept", tmp_path / "s.1.hdf5")
     for name, value in (("Redshift", 0.25), ("Time", 0.8)):
         fuzz.set_attribute(tmp_path / "s.1.hdf5", "Header", name, value)
     with pytest.raises(ValueError, match=r"s.1.hdf5: is of another snapshot than s.0.hdf5: their headers differ"):

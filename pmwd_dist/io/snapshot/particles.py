@@ -83,8 +83,11 @@ def _array(file: File, kind: int, column: Column) -> Dataset:
 
 
 def check_arrays(files: Sequence[Path], header: SnapshotHeader, kind: int, wanted: Sequence[Column]) -> None:
-    """Raise ValueError unless arrays of a type are as long as the headers say, in each file and in total."""
-    total = 0
+    """Raise ValueError unless arrays of a type are as long as the headers say, in each file and in total.
+
+    A file of a set with the first and last positions of another one is a copy, and refused.
+    """
+    total, of_ends = 0, dict[bytes, str]()
     for path in files:
         with opened(path) as file:
             expected = count_of(file, kind)
@@ -96,6 +99,11 @@ def check_arrays(files: Sequence[Path], header: SnapshotHeader, kind: int, wante
             if len(set(counts.values())) > 1:
                 found = ", ".join(f"{name} {count}" for name, count in counts.items())
                 raise Malformed(f"has different numbers of particles: {found}")
+            if expected and POSITIONS in wanted:
+                positions = _array(file, kind, POSITIONS)
+                ends = b"".join(content.rows(positions, i, i + 1).tobytes() for i in (0, expected - 1))
+                if (other := of_ends.setdefault(ends, path.name)) != path.name:
+                    raise Malformed(f"holds the same particles as {other}; put the part of this number in its place")
             total += expected
     if total != (count := header.counts[kind]):
         raise ValueError(f"{files[0]}: the snapshot holds {total} particles of type {kind}, and by its header {count}")
