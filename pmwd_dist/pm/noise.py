@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Float
 
@@ -16,6 +17,7 @@ from pmwd_dist._checks import check_flag
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import scaled
 from pmwd_dist._jax.program import jit
+from pmwd_dist._memory import available_memory, size
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.decomposition import on_blocks
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
@@ -53,7 +55,8 @@ def white_noise(
       paired: whether to reverse the sign of the noise: the second simulation of a pair.
 
     Raises:
-      ValueError: not a key of jax.random, not a real floating-point type, or an option that is not True or False.
+      ValueError: not a key of jax.random, not a real floating-point type, an option that is not True or False, or a
+        lattice beyond the memory.
 
     Examples:
       >>> noise = pmd.white_noise(jax.random.key(0), config)
@@ -64,7 +67,13 @@ def white_noise(
     check_key(key)
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
         raise ArgumentError("dtype", dtype, "must be a type of real floating-point numbers")
-    return _white_noise(key, config, jnp.dtype(dtype or jnp.result_type(float)), NoiseKind(nested, fixed, paired))
+    dtype = jnp.dtype(dtype or jnp.result_type(float))
+    if config.decomposition.platform == "cpu" and not isinstance(key, Tracer):  # XLA may end the process
+        need, (_, total) = dtype.itemsize * math.prod(config.particle_shape) / jax.process_count(), available_memory()
+        if need > total:
+            constraint = f"needs {size(need)} of memory, and this machine has {size(total)}"
+            raise ArgumentError("particle_shape", config.particle_shape, constraint, "use a smaller one")
+    return _white_noise(key, config, dtype, NoiseKind(nested, fixed, paired))
 
 
 def check_key(key: Any) -> None:

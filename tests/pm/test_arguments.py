@@ -187,6 +187,7 @@ MISUSE: list[tuple[Any, str]] = [
         r"correction is for particles 2 Mpc/h apart, and here are particles 1 .* take another",
     ),
     (lambda: pmd.observe.smoothed(FIELD, CONFIG, np.nan), r"radius=nan must be a finite number from 0 to 1e\+06"),
+    (lambda: pmd.white_noise(jax.random.key(0), pmd.Config(1.0, 10**5)), "shape=.* needs 8e.* TB of memory"),
     (lambda: pmd.white_noise(0, CONFIG), r"key=0 must be a key; for example jax.random.key\(0\)"),
     (lambda: pmd.white_noise(jax.random.key(0), CONFIG, int), r"dtype=.* must be a type of real floating-point"),
     (lambda: pmd.prfft3d(np.array(["a"]), (1, 1)), r"field.dtype='<U1' must be a type of numbers"),
