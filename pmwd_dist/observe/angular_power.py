@@ -203,6 +203,9 @@ def limber_power(
     far = min(last, max(float(np.max(np.asarray(source_distances(one, table, near)[0]))) for one in every))
     slabs = np.linspace(near, far, _SLABS + 1) if cone is None else _slabs_of(cone)
     counted = [_counted(z, n, table) for z, n, _ in galaxies]
+    if any(np.interp(last, at, share) == 0 for share, at in counted):
+        constraint = f"have a bin beyond the last edge, {last:g} Mpc/h"
+        raise ArgumentError("galaxies", None, constraint, "use farther edges, or leave it out", show_value=False)
     aligned = [_counted(*one, table) for one in bins if alignment and cone is None and isinstance(one, tuple)]
     for share, at in counted + aligned:
         ends = np.append(np.interp(np.arange(_PARTS) / _PARTS, share, at), at[np.searchsorted(share, 1)])

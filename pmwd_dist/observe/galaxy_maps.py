@@ -95,9 +95,7 @@ def galaxy_maps(
             raise ArgumentError("field", field, "is for flat skies", "leave field and pixels out")
         n, shape, area = cone.nside, (pixel_count(cone.nside),), 4 * math.pi
         angle, pixel = 0.0, np.asarray(nearest_pixel(n, place))
-    seen = _seen(survey.mask, cone, angle, n)
-    if not seen.any():
-        raise ArgumentError("survey", survey, "sees no pixel of the field of view", show_value=False)
+    seen = seen_shares(survey.mask, cone, angle, n)
     maps, noise = [], []
     for low, high in pairwise(edges):
         inside = (pixel >= 0) & (z >= low) & (z < high)
@@ -138,8 +136,11 @@ def _rays(place: np.ndarray, cone: FlatSkyLightCone, table: GrowthTable, angle: 
     return np.where(inside, index @ [n, 1], -1)
 
 
-def _seen(mask: np.ndarray | None, cone: LightCone, angle: float, n: int) -> np.ndarray:
-    """Share of the galaxies that are seen in each pixel, as a mean over parts of it, per the maximum."""
+def seen_shares(mask: np.ndarray | None, cone: LightCone, angle: float, n: int) -> np.ndarray:
+    """Share of the galaxies that are seen in each pixel, as a mean over parts of it, per the maximum.
+
+    Raises ArgumentError if the mask is 0 in all of them.
+    """
     finest = 0 if mask is None else nside_of(len(mask))
     if isinstance(cone, FlatSkyLightCone):
         parts = max(1, math.ceil(angle / n * finest))
@@ -155,7 +156,9 @@ def _seen(mask: np.ndarray | None, cone: LightCone, angle: float, n: int) -> np.
     if mask is not None:
         share *= mask[np.asarray(nearest_pixel(finest, direction))]
     share = np.bincount(pixel, share)
-    return share / (share.max() or 1)
+    if not share.any():
+        raise ArgumentError("survey.mask", mask, "is 0 in the whole field of view", show_value=False)
+    return share / share.max()
 
 
 def _in_bins(survey: Survey, table: GrowthTable, bins: Sequence[float]) -> Any:

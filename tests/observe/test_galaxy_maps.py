@@ -88,7 +88,7 @@ def test_bad_maps_of_galaxies_are_refused() -> None:
         ({"columns": columns | {"WEIGHT": np.ones(2)}}, r"columns\['WEIGHT'\].shape=\(2,\) must be \(1,\)"),
         ({"columns": columns | {"Z": [np.nan], "Z_COSMO": [0.01]}}, r"columns\['Z'\] must be a finite number"),
         ({"cone": pmd.observe.SphericalLightCone(CONFIG, EDGES, 4)}, "field=40.0 is for flat skies; leave field and"),
-        ({"survey": Survey(SURVEY.n_z, mask=[0.0] * 11 + [1.0])}, "survey sees no pixel of the field of view"),
+        ({"survey": Survey(SURVEY.n_z, mask=[0.0] * 11 + [1.0])}, "survey.mask is 0 in the whole field of view"),
         ({"survey": None}, "survey is a NoneType and must be a Survey"),
     ):
         arguments: dict[str, Any] = {"columns": columns, "survey": SURVEY, "cosmo": TABLE, "cone": FLAT, **VIEW}

@@ -243,6 +243,7 @@ COLUMNS = np.array([[0.1, 0.2], [1.0, 1.0]])  # of n(z)
             {"galaxies": (*COLUMNS, 1.0)},
             r"galaxies must be a list of \(z, n, bias\); for example",
         ),
+        ({"galaxies": [(COLUMNS[0] + 9, COLUMNS[1], 1.0)]}, "galaxies have a bin beyond the last edge, 2000 Mpc"),
         ({"galaxies": [(*COLUMNS, "x")]}, "bias.* must be a finite number"),
         (
             {"galaxies": [(*COLUMNS, lambda k: k * np.inf)]},

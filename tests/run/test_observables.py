@@ -378,6 +378,7 @@ def test_the_galaxies_of_the_light_cone(whole: SimulationJob, tmp_path: Path):
 def test_surveys_that_are_none_are_refused(tmp_path: Path):
     np.save(with_mask(tmp_path) / "dark.npy", 0 * SKY)
     np.save(tmp_path / "long.npy", np.ones(13))
+    np.save(tmp_path / "south.npy", SKY[::-1] * (np.arange(12) > 7))
     for override, words in {
         "n_z=[[0.2, 1e-3], [0.1, 1e-3]]": "n_z: must have redshifts of 0 or more that ascend, and has 0.2, 0.1",
         "n_z=[[0.1, 1e-3], [12.0, 1e-3]]": "n_z: reaches from z = 0.1 to 12, beyond the simulation, z = 0 to 9",
@@ -389,14 +390,15 @@ def test_surveys_that_are_none_are_refused(tmp_path: Path):
         "n_z=[[0.01, 1e3], [0.0101, 1e3]]": "n_z: has up to 6.4e+04 galaxies at a particle, more than 50",
         "n_z=[[0.1, 1e-6], [5.0, 1e-9]]": "n_z: take 5177717 repetitions of a box of 64 x 64 x 64 Mpc/h",
         "redshift_bins=[0.1, 0.15, 0.2]": "observer: must be 0.0, where observe.light_cone has it",
+        "redshift_bins=[0.1, 0.15, 0.2]; sky=south.npy": "sky: is 0 in the whole field of view",
         "redshift_bins=[0.1, 0.1000000001]": "redshift_bins: must each expect a galaxy, and one expects",
         "redshift_bins=[0.1, 0.05]": "redshift_bins: must ascend from 0 or more",
         "redshift_bins=[0.01, 0.05, 0.2]": "redshift_bins: must each hold redshifts of the survey, 0.1 to 0.2",
     }.items():
         file = tmp_path / "run.toml"
         file.write_text(f"{MINIMAL}[devices]\npdims = [1, 1]\n")
-        given = ["observe.galaxies={light_cone=true, n_z=[[0.1, 1e-3], [0.2, 1e-3]]}", f"observe.galaxies.{override}"]
-        given.append("observe.light_cone.shift=false")
+        given = ["observe.galaxies={light_cone=true, n_z=[[0.1, 1e-3], [0.2, 1e-3]]}", "observe.light_cone.shift=false"]
+        given += [f"observe.galaxies.{key}" for key in override.split("; ")]
         with pytest.raises(SettingsError, match=re.escape(f"observe.galaxies.{words}")):
             SimulationJob.of(read(file, given), tmp_path / "out")
 

@@ -249,9 +249,9 @@ class OfGalaxies(Output):
     galaxies: Galaxies
 
     @classmethod
-    def of(cls, galaxies: Galaxies | None) -> Self | None:
+    def of(cls, galaxies: Galaxies | None, **others: Output | None) -> Self | None:
         """The files of this section, if it asks for them."""
-        return cls(galaxies=galaxies) if galaxies is not None and getattr(galaxies, cls.wanted) else None
+        return cls(galaxies=galaxies, **others) if galaxies is not None and getattr(galaxies, cls.wanted) else None
 
 
 class Counts(OfGalaxies):

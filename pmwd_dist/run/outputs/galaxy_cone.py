@@ -16,7 +16,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.io.snapshot import content
 from pmwd_dist.observe.galaxy_cone import ConeGalaxies, room_of, survey_extent
 from pmwd_dist.observe.galaxy_draws import COLUMNS
-from pmwd_dist.observe.galaxy_maps import check_bins
+from pmwd_dist.observe.galaxy_maps import check_bins, seen_shares
 from pmwd_dist.observe.survey import Survey
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.pm.time_steps import step_times
@@ -24,11 +24,12 @@ from pmwd_dist.report import plot
 from pmwd_dist.report.page import Caption
 from pmwd_dist.run.outputs.base import Arrays, Drawing, modes_of
 from pmwd_dist.run.outputs.galaxies import OfGalaxies
-from pmwd_dist.run.outputs.light_cone import place_of
+from pmwd_dist.run.outputs.light_cone import LightCone, place_of
 from pmwd_dist.run.settings.setup import SimulationSetup
 from pmwd_dist.run.settings.writing import toml_value
 
 _SKY = "observe.galaxies.sky"
+_MOST_RAYS = 1024  # along a side, where the field of view is compared with the mask
 _BYTES, _NUMBERS = 48, 48  # of a galaxy on disk; for each particle, with both ends of a step
 
 
@@ -41,6 +42,7 @@ class GalaxyCone(OfGalaxies):
     rank = 1
     of_seed = True
     stage = "the galaxies of a step on the light cone"
+    lensing: LightCone | None = None  # in whose field of view the galaxies are counted
     caption = Caption(
         "Galaxies on the light cone",
         "Galaxies of a thin slice in declination by right ascension and observed redshift.",
@@ -69,6 +71,8 @@ class GalaxyCone(OfGalaxies):
                 check_bins(bins, survey, table, cone)
                 if (least := survey.numbers_between(np.asarray(bins), table).min()) < 1:
                     return [f"observe.galaxies.redshift_bins: must each expect a galaxy, and one expects {least:.2g}"]
+                if self.lensing and (view := self.lensing.view(cone, 0)):
+                    seen_shares(survey.mask, cone, math.radians(view["field"]), min(view["pixels"], _MOST_RAYS))
                 if observer != (place := place_of(cone)):
                     return [f"observe.galaxies.observer: must be {toml_value(place)}, where observe.light_cone has it"]
         except ArgumentError as error:
