@@ -36,7 +36,10 @@ def write_table(path: Path, table: Table) -> None:
 def read_table(path: Path) -> Table:
     """Read a table from its CSV file; ValueError if it does not hold one, OSError if it can't be read."""
     try:
-        names, *lines = read_text(path, own=True).splitlines()
+        text = read_text(path, own=True)
+        names, *lines = text.splitlines()
+        if not text.endswith("\n"):
+            raise ValueError("its end is missing")
         title = ""
         if names.startswith("# "):
             title, (names, *lines) = names[2:], [line for line in lines if not line.startswith("# ")]

@@ -212,9 +212,10 @@ def test_redraw_fails_on_damaged_files(tmp_path: Path):
     (tmp_path / "density_z0.000.npz").write_text("no zip")
     with pytest.raises(ValueError, match="is damaged"):
         redraw(tmp_path)
-    (tmp_path / "power_z0.000.csv").write_text("k,power\n1,two\n")
-    with pytest.raises(ValueError, match="not a table"):
-        redraw(tmp_path)
+    for text, why in (("k,power\n1,two\n", ""), ("k,power\n1,2.3", r"\(its end is missing\)")):
+        (tmp_path / "power_z0.000.csv").write_text(text)
+        with pytest.raises(ValueError, match=f"not a table of this program {why}"):
+            redraw(tmp_path)
 
 
 @pytest.mark.parametrize(

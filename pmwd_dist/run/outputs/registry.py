@@ -55,8 +55,8 @@ KINDS: tuple[type[Output], ...] = (Power, Slices, *SECTIONS.values(), Counts, Ga
 def outputs_of(output: OutputSection, observe: Observe) -> tuple[Output, ...]:
     """The outputs of a simulation, in the order in which they are measured and written."""
     galaxies = [kind.of(observe.galaxies) for kind in (Counts, GalaxyCatalogue)]
-    galaxies.append(GalaxyCone.of(observe.galaxies, lensing=observe.light_cone))
-    found = [Power(), Slices.of(output), *observe.outputs, *galaxies, Snapshot.of(output)]
+    cone = GalaxyCone.of(observe.galaxies, lensing=observe.light_cone)
+    found = [Power(), Slices.of(output), *observe.outputs, *galaxies, cone, Snapshot.of(output)]
     return tuple(x for x in found if x is not None)
 
 
