@@ -86,15 +86,20 @@ def exists(path: Path) -> bool:
     return os.path.lexists(path)
 
 
+def fsync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        with naming(str(path)):
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def sync(path: Path) -> None:
     """Flush a file to the disk, or the names in a folder where its file system can."""
     try:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            with naming(str(path)):
-                os.fsync(handle)
-        finally:
-            os.close(handle)
+        fsync(path)
     except OSError as error:
         if error.errno not in _UNSUPPORTED or not path.is_dir():
             raise

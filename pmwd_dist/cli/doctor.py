@@ -14,6 +14,7 @@ from textwrap import shorten
 
 import jax
 
+from pmwd_dist._files import fsync
 from pmwd_dist._jax.native import native_available
 from pmwd_dist._memory import available_memory, size
 from pmwd_dist.io import compilation_cache
@@ -49,7 +50,7 @@ def _issues(folder: Path) -> Iterator[tuple[str, str]]:
     driver = re.search(r"Module(?: for \S+)? +(\d+)", _DRIVER.read_text()) if _DRIVER.is_file() else None
     if driver and int(driver[1]) <= 535 and jax.default_backend() == "gpu":
         yield "cuda-graphs", f"driver {driver[1]} may fail in CUDA graphs"
-    for what, check in {"files can't be locked": _lock_a_file, "folders can't be flushed": _flush}.items():
+    for what, check in {"files can't be locked": _lock_a_file, "folders can't be flushed": fsync}.items():
         try:
             check(folder)
         except OSError as error:
@@ -59,14 +60,6 @@ def _issues(folder: Path) -> Iterator[tuple[str, str]]:
 def _lock_a_file(folder: Path) -> None:
     with TemporaryFile(dir=folder) as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _flush(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _devices() -> list[str]:
