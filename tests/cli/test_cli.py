@@ -145,7 +145,7 @@ def test_check_says_what_would_be_done(cli: Cli, file: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("verb", ["run", "check"])
 def test_wrong_settings_fail(cli: Cli, file: Path, verb: str):
-    fails(cli(verb, file, "--set", "box.size=-1"), "box.size = -1", "greater than 0")
+    fails(cli(verb, file, "--set", "box.size=-1"), "box.size = -1", "must be 1e-06 or more")
     fails(cli(verb, file, "--set", "box.size=nan", "--set", "time.steps=0"), "box.size", "time.steps")
     fails(cli(verb, file, "--set", "box.mesh=18", "--set", "devices.pdims=[4, 1]"), "16 or 20")
     fails(cli(verb, file.with_name("none.toml")), "no such file", "template")

@@ -101,7 +101,7 @@ def test_override_takes_the_type_of_its_key(file: Path):
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("box.size=-3", ["box.size = -3", "greater than 0", "256"]),
+        ("box.size=-3", ["box.size = -3", "must be 1e-06 or more", "256"]),
         ("box.size=nan", ["box.size = nan", "finite"]),
         ("box.size=inf", ["box.size = inf", "finite"]),
         ("box.size=big", ['box.size = "big"', "number"]),

@@ -30,12 +30,6 @@ def one_or_several(value: object) -> object:
     return values
 
 
-def _not_tiny(value: float) -> float:
-    if value < BOX_SIDES[0]:
-        raise ValueError(f"must be {BOX_SIDES[0]:g} or more")
-    return value
-
-
 def absolute(value: str, info: ValidationInfo) -> str:
     """An absolute path of one that is relative to the folder of the TOML file, the context of the validation."""
     of_model = value == "mock" and info.field_name == "file"  # of [data]
@@ -51,7 +45,7 @@ def ascending(pairs: tuple[tuple[float, float], ...]) -> tuple[tuple[float, floa
 
 File = Annotated[str, AfterValidator(absolute)]
 Distance = Annotated[float, Field(ge=0, le=1e6)]
-Side = Annotated[float, Field(gt=0, le=BOX_SIDES[1]), AfterValidator(_not_tiny)]
+Side = Annotated[float, Field(ge=BOX_SIDES[0], le=BOX_SIDES[1])]
 Count = Annotated[int, Field(ge=4, le=1 << 20)]
 Three = BeforeValidator(_three)
 Listed = Field(strict=False)  # a tuple, which is a list in TOML
