@@ -58,6 +58,7 @@ from pmwd_dist.run.simulation.halo_width import (
     with_halo_of,
 )
 from pmwd_dist.run.simulation.plan import SimulationPlan
+from pmwd_dist.run.simulation.programs import vectors_of
 
 T = TypeVar("T")
 Saved = tuple[Path, dict[str, Any]]  # a checkpoint and its description
@@ -181,7 +182,7 @@ def _begin(plan: SimulationPlan, log: Log) -> Progress:
     if simulation.light_cone is not None:
         like = light_cone.shells_like(simulation.light_cone)
         shells = jit(lambda: jnp.zeros(like.shape, like.dtype), out_shardings=like.sharding)()
-    status = _replicated(successful(_dtype()), plan)
+    status = _replicated(successful(vectors_of(config).dtype), plan)
     return Progress(config, particles, status, _schedule(plan), 0, shells, plan.cone_galaxies())
 
 
@@ -199,11 +200,10 @@ def _particles_of_noise(simulation: SimulationSetup) -> ExactParticles:
 @part("checkpoint")
 def _restore(plan: SimulationPlan, log: Log, path: Path, content: dict[str, Any]) -> Progress:
     """The state of a checkpoint on the current devices."""
-    config, shape = plan.simulation.config, (*plan.simulation.config.particle_shape, 3)
-    disp = jax.ShapeDtypeStruct(shape, _dtype(), sharding=config.decomposition.sharding)
-    integers = np.dtype(f"int{8 * _dtype().itemsize}")
+    config, disp = plan.simulation.config, vectors_of(plan.simulation.config)
+    integers = np.dtype(f"int{8 * disp.dtype.itemsize}")
     likes: dict[str, Any] = {"disp": disp, "momenta": disp.update(dtype=integers)}
-    likes["status"] = _replicated(successful(_dtype()), plan)
+    likes["status"] = _replicated(successful(disp.dtype), plan)
     if plan.simulation.light_cone is not None:
         likes["shells"] = light_cone.shells_like(plan.simulation.light_cone)
     cone_galaxies, rows = plan.cone_galaxies(), content.get("galaxies", 0)
@@ -227,10 +227,6 @@ def _set_halo(plan: SimulationPlan, progress: Progress, displacement: float, log
     cells = int(progress.config.halo)
     text = f"halo of {cells} cells, for displacements of up to {displacement:.3g} Mpc/h"
     log("halo", text, step=progress.step, cells=cells, displacement=displacement)
-
-
-def _dtype() -> np.dtype:
-    return np.dtype(jnp.result_type(float))
 
 
 def _schedule(plan: SimulationPlan) -> StepSchedule:

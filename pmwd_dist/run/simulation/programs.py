@@ -35,7 +35,7 @@ def run_memory(
     They are compiled beside each other, outside of Python's lock. `config` has the expected halo, `count` is the number
     of times at which steps begin and end.
     """
-    vectors = _vectors(config)
+    vectors = vectors_of(config)
     particles = 2 * vectors.size * vectors.dtype.itemsize // config.decomposition.size
     with ThreadPoolExecutor() as pool:
         drift, step = _steps(simulation, count, config)
@@ -55,12 +55,12 @@ def run_memory(
 def least_memory(config: Config) -> int:
     """Memory of the particles and a field on the mesh on each device, a lower bound for any run [bytes]."""
     numbers = 6 * math.prod(config.particle_shape) + math.prod(config.mesh_shape)
-    return numbers * _vectors(config).dtype.itemsize // config.decomposition.size
+    return numbers * vectors_of(config).dtype.itemsize // config.decomposition.size
 
 
 def _initial(simulation: SimulationSetup) -> tuple[Lowered, Lowered]:
     """The programs of the initial conditions: of the potentials, and of the particles that they displace."""
-    config, vectors, table = simulation.config, _vectors(simulation.config), _table(simulation)
+    config, vectors, table = simulation.config, vectors_of(simulation.config), _table(simulation)
     noise = jax.eval_shape(lambda: jax.random.key(0))
     if simulation.field is not None:
         noise = jax.ShapeDtypeStruct(config.particle_shape, vectors.dtype, sharding=vectors.sharding)
@@ -74,7 +74,7 @@ def _initial(simulation: SimulationSetup) -> tuple[Lowered, Lowered]:
 
 def _steps(simulation: SimulationSetup, count: int, config: Config) -> tuple[Lowered, Lowered]:
     """The programs of the first drift and of a step between so many times, with the light cone if there is one."""
-    done, vectors, cone = np.int32(0), _vectors(config), simulation.light_cone
+    done, vectors, cone = np.int32(0), vectors_of(config), simulation.light_cone
     formula, factor = FORMULAS[simulation.solver], simulation.potential_factor
     make = partial(host.make_schedule, config=config, formula=formula, factor=factor)
     schedule = jax.eval_shape(make, _table(simulation), jax.ShapeDtypeStruct((count,), vectors.dtype))
@@ -89,7 +89,7 @@ def _steps(simulation: SimulationSetup, count: int, config: Config) -> tuple[Low
     return drift, see(particles, light_cone.shells_like(cone), rest, small[1], done, cone, config)
 
 
-def _vectors(config: Config) -> jax.ShapeDtypeStruct:
+def vectors_of(config: Config) -> jax.ShapeDtypeStruct:
     """Shape, type and sharding of the displacements."""
     shape, dtype = (*config.particle_shape, 3), np.dtype(jnp.result_type(float))
     return jax.ShapeDtypeStruct(shape, dtype, sharding=config.decomposition.sharding)
