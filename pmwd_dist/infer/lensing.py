@@ -117,8 +117,7 @@ class Convergence(SimulatedModel):
         if "A_IA" in parameters:
             view["alignment"] = parameters["A_IA"], parameters.get("eta_IA", 0.0)
         sources = [_shifted(source, parameters.get(f"delta_z_{i}")) for i, source in enumerate(self.sources)]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # given once, for the cosmology of the model
+        with warnings.catch_warnings(action="ignore"):  # given once, for the cosmology of the model
             maps = type(self).observable(mass, table, self.cone, source=sources, **view)
         factors = [1 + jnp.asarray(parameters.get(f"m_{i}", 0.0), maps.dtype) for i in range(len(sources))]
         return maps * jnp.stack(factors).reshape(-1, *(1,) * (maps.ndim - 1))

@@ -28,7 +28,7 @@ from pmwd_dist.run.common.fingerprint import identity
 from pmwd_dist.run.common.folder import Log, StartError, finished, prepare_folder
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.inference import verdict
-from pmwd_dist.run.inference.inputs import key_of, starts_of
+from pmwd_dist.run.inference.inputs import starts_of
 from pmwd_dist.run.inference.job import InferenceJob, condition_on
 from pmwd_dist.run.inference.verdict import find_mixing_reasons, find_reasons, find_step_reasons, worst_scale
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSettings, read_any, read_as
@@ -198,7 +198,7 @@ def test_chains_begin_at_maxima_with_parameters_held(tmp_path: Path) -> None:
     positions = starts_of(plan, posterior, log)
     _, done = listener
     assert done.what == "starts: map over the noise"
-    drawn = jax.vmap(posterior.initial)(jax.random.split(key_of(plan, 2), 1))  # where they would begin otherwise
+    drawn = jax.vmap(posterior.initial)(jax.random.split(plan.simulation.key(2), 1))  # where they would begin otherwise
     np.testing.assert_array_equal(positions["parameters"]["b1"], drawn["parameters"]["b1"])
     slope = jax.jit(jax.vmap(jax.grad(posterior.logdensity)))
     assert np.abs(slope(positions)["noise"]).max() < 0.05 * np.abs(slope(drawn)["noise"]).max()

@@ -85,17 +85,12 @@ def _kept(plan: InferencePlan, name: str, make: Callable[[], Arrays], shapes: Sh
         return read_arrays(path, about, shapes, remedy=_REMAKE)
 
 
-def key_of(plan: InferencePlan, purpose: int) -> Array:
-    """Key of the random numbers of one purpose."""
-    return plan.simulation.key(purpose)
-
-
 def draw_mock(plan: InferencePlan, warn: Callable[[str], None] = warnings.warn) -> Arrays:
     """Data drawn from the model, and the truth; a warning where the cut of negative densities changes counts."""
-    truth, simulation = plan.model.draw(key_of(plan, 0), **truth_of(plan)), plan.simulation
+    truth, simulation = plan.model.draw(plan.simulation.key(0), **truth_of(plan)), plan.simulation
     if simulation.field is not None or simulation.kind != GAUSSIAN:  # the universe of a simulation with this [noise]
         truth |= {"noise": noise_of(simulation.noise, simulation.config, simulation.kind)}
-    data, field = to_host(plan.model.mock_and_field(key_of(plan, 1), truth))
+    data, field = to_host(plan.model.mock_and_field(plan.simulation.key(1), truth))
     if not np.isfinite(data).all():
         problem = plan.model.failure(truth["noise"], plan.model.parameters(truth))
         remedy = problem or "use a wider devices.halo, or more time.steps"
@@ -112,7 +107,7 @@ def draw_mock(plan: InferencePlan, warn: Callable[[str], None] = warnings.warn) 
 
 def _start(plan: InferencePlan, posterior: infer.Posterior) -> Arrays:
     """Arrays of the starting positions."""
-    start, keys = plan.settings.start, jax.random.split(key_of(plan, 2), plan.settings.sampler.chains)
+    start, keys = plan.settings.start, jax.random.split(plan.simulation.key(2), plan.settings.sampler.chains)
 
     def prior(key: Array) -> Any:
         drawn = plan.model.draw_around(key, {})

@@ -23,7 +23,7 @@ from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.control import Control
 from pmwd_dist.run.common.folder import Log, StartError, start_errors
 from pmwd_dist.run.common.job import Job
-from pmwd_dist.run.inference.inputs import data_of, key_of, starts_of, tuning_of
+from pmwd_dist.run.inference.inputs import data_of, starts_of, tuning_of
 from pmwd_dist.run.inference.plan import InferencePlan
 from pmwd_dist.run.inference.verdict import make_verdict, redraw_chains
 from pmwd_dist.run.settings.section import duration_text
@@ -155,7 +155,7 @@ def _sample(plan: InferencePlan, posterior: infer.Posterior, positions: Any, wat
             infer.sample(
                 posterior,
                 positions,
-                key=key_of(plan, 3),
+                key=plan.simulation.key(3),
                 steps=sampler.steps,
                 output=plan.folder,
                 method=sampler.method,

@@ -65,8 +65,7 @@ def arguments_like(model: infer.Model, chains: int, axis: str | None) -> tuple[A
     """Positions and a posterior of the types of the later ones."""
     config, dtype = model.config, np.dtype(jnp.result_type(float))
     nothing = np.zeros((), dtype)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # constant data
+    with warnings.catch_warnings(action="ignore"):  # constant data
         data = np.broadcast_to(nothing, model.forward.layout[0])
         posterior = model.condition(data)
     numbers = {name: np.broadcast_to(nothing, chains) for name in model.priors}

@@ -323,8 +323,7 @@ def _maps(settings: InferenceSettings, simulation: SimulationSetup, **options: A
     assert cone is not None
     assert wanted is not None
     view = wanted.view(cone, simulation.seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `check` returns them
+    with warnings.catch_warnings(action="ignore"):  # `check` returns them
         kind = infer.Shear if settings.likelihood.quantity == "shear" else infer.Convergence
         return kind(simulation.config, simulation.cosmo, cone, wanted.lensed, **view, **options)
 

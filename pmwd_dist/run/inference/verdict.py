@@ -29,7 +29,6 @@ from pmwd_dist.report.fields import COMOVING
 from pmwd_dist.report.style import drawing_errors, save
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.folder import CONFIG, Log
-from pmwd_dist.run.inference.inputs import key_of
 from pmwd_dist.run.inference.plan import DATA, InferencePlan
 from pmwd_dist.run.inference.predictive import Comparison, Images, compare, observed_plane, some_draws
 from pmwd_dist.run.settings import InferenceSettings, read_as
@@ -59,7 +58,7 @@ def make_verdict(
     truth, config = _truth(data), plan.simulation.config
     on_mesh = posterior.data.shape == config.mesh_shape
     place = f"plane at $z = {observed_plane(posterior) * config.cell_size[2]:g}$ Mpc/$h$" if on_mesh else ""
-    found = compare(posterior, chain, data, key_of(plan, 4))
+    found = compare(posterior, chain, data, plan.simulation.key(4))
     rows = summarise(chain, truth)
     fit, prior = ({n: check._asdict() | {"p": check.p} for n, check in x.items()} for x in (found.fit, found.prior))
     tables: dict[str, Rows] = {"summary.csv": rows, "prior.csv": prior} | ({"fit.csv": fit} if fit else {})
