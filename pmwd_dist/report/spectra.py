@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,11 +73,11 @@ def power(
     return figure_of(upper)
 
 
-def _check_counts(spectra: Sequence[Any], **others: Any) -> None:
+def _check_counts(spectra: Any, **others: Any) -> None:
     """Raise ArgumentError unless there are as many theories and labels as spectra."""
     for name, values in {"spectra": spectra, **others}.items():
-        count = len(values) if isinstance(values, Sequence | np.ndarray) and not isinstance(values, str) else 0
-        if not count or count != len(spectra):
+        is_list = isinstance(values, Sized) and not isinstance(values, str | Mapping) and getattr(values, "ndim", 1)
+        if not is_list or len(values) != len(spectra):
             raise ArgumentError(name, values, "must be a list with an entry for each spectrum", show_value=False)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -66,7 +66,7 @@ def styled(*, outward: bool = False) -> Callable[[Callable[P, Figure]], Callable
 
 def check_results(found: Any, name: str, fields: str, source: str) -> None:
     """Raise ArgumentError unless each value of a list has these fields, as results of a function of `source` have."""
-    for value in found if type(found) in (list, tuple) else [found]:  # not of a named tuple
+    for value in found if isinstance(found, Iterable) else [found]:
         if lacking := [field for field in fields.split() if not hasattr(value, field)]:
             constraint = f"is or holds a {type(value).__name__}, which has no {lacking[0]}"
             raise ArgumentError(name, found, constraint, f"pass what {source} returns", show_value=False)

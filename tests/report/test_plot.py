@@ -87,6 +87,13 @@ def test_what_is_no_result_is_refused(call: Callable[[], Any], message: str) -> 
         call()
 
 
+def test_theory_may_be_an_array_of_jax() -> None:
+    ratio = plot.power([SPECTRUM] * 2, jnp.ones((2, 4))).axes[1].lines[0].get_ydata()
+    np.testing.assert_allclose(ratio, SPECTRUM.power)
+    spectra = {"a": observe.AngularPower(*(np.arange(1.0, 5),) * 3)}
+    assert len(plot.angular_power(spectra.values(), jnp.ones((1, 4))).axes[0].lines) == 3
+
+
 def test_draws_of_one_axis_are_a_chain() -> None:
     assert [len(line.get_xdata()) for line in plot.traces({"a": np.arange(9.0)}).axes[0].lines] == [9]
 
