@@ -187,9 +187,9 @@ def test_h5py_and_we_read_all_kinds(tmp_path: Path, cosmo, single, kind, precisi
     config = make_config(single)
     particles, path = make_particles(config), tmp_path / "s.hdf5"
     save_snapshot(path, particles, cosmo, config, A, format=kind, precision=precision, compression=compression)
-    read, _ = load_snapshot(path, config)
-    np.testing.assert_allclose(read.disp, particles.disp, atol=1e-5)
     with h5py.File(path) as file:
+        read, _ = load_snapshot(path, config)  # also while h5py has it open, with locks
+        np.testing.assert_allclose(read.disp, particles.disp, atol=1e-5)
         assert ("DMParticles" in file) == (kind == "swift")
         for data in file["PartType1"].values():
             assert data.fletcher32

@@ -48,12 +48,21 @@ def opened(path: Path) -> Generator[File]:
     with path.open("rb"):
         pass  # a file that can't be opened at all is an OSError
     try:
-        with h5py.File(path, "r", rdcc_nbytes=_CACHE, locking=False) as file:
+        with _unlocked(path) as file:
             yield file
     except Malformed as error:
         raise ValueError(f"{path}: {error}") from error
     except Exception as error:  # h5py raises all kinds for damaged files
         raise ValueError(f"{path}: is not an HDF5 file, or damaged") from error
+
+
+def _unlocked(path: Path) -> File:
+    try:
+        return h5py.File(path, "r", rdcc_nbytes=_CACHE, locking=False)
+    except OSError as error:
+        if "locking flag values" not in str(error):
+            raise
+        return h5py.File(path, "r", rdcc_nbytes=_CACHE)  # the caller has it open with locks, and one file has one kind
 
 
 def has(group: Group, name: str) -> bool:
