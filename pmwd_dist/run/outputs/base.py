@@ -57,7 +57,7 @@ class View:
     @property
     def title(self) -> str:
         """Redshift, for titles."""
-        return f"z = {abs(round(1 / self.a - 1, 4)):g}"
+        return f"z = {round(1 / self.a - 1, 4) + 0.0:g}"
 
     def growth(self, k: Any) -> Array:
         """Linear growth factor at wavenumbers [h/Mpc]."""
