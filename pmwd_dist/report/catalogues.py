@@ -51,6 +51,7 @@ def mass_function(found: Any, fit: Any = None, *, label: str = "Tinker et al. 20
         lower[0].set_ylim(0, 2)
         lower[0].set_ylabel("ratio to the fit")
     if len(mass):
+        upper.set_xlim(0.8 * float(mass.min()), 1.25 * float(np.max(found.mass)))
         upper.set_ylim(0.3 * float(value.min()), 3 * float(value.max()))
     upper.set_ylabel(r"$\mathrm{d}n/\mathrm{d}\ln M$  [($h$/Mpc)$^3$]")
     last = [upper, *lower][rows - 1]

@@ -153,6 +153,7 @@ def test_a_mass_function_has_a_ratio_to_a_fit_alone(fit: Any):
     assert [ax.get_ylabel()[:5] for ax in axes] == ["$\\mat", "ratio"][: 1 if fit is None else 2]
     assert [bool(ax.get_xlabel()) for ax in axes] == ([True] if fit is None else [False, True])
     assert axes[-1].lines
+    assert axes[0].get_xlim() == pytest.approx((0.8, 3.75))  # of a width, also with one bin
     found.number = 0 * found.number
     plot.mass_function(found)
 
