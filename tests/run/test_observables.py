@@ -28,6 +28,7 @@ from pmwd_dist.run.common import manifest, resources
 from pmwd_dist.run.common.control import Interrupted
 from pmwd_dist.run.common.folder import Log, StartError
 from pmwd_dist.run.common.job import execute
+from pmwd_dist.run.outputs.base import View
 from pmwd_dist.run.outputs.fields import Fields
 from pmwd_dist.run.outputs.halos import Halos, fit_of
 from pmwd_dist.run.outputs.light_cone import LightCone, random_offsets
@@ -224,6 +225,18 @@ def test_values_are_those_of_the_library(whole: SimulationJob):
     assert (np.abs(along - expected) < 3.5 * np.sqrt(expected)).all()
 
 
+def test_errors_of_multipoles_are_those_of_the_modes(whole: SimulationJob):
+    found = read_table(whole.folder / "multipoles_z0.000.csv")
+    waves = np.stack(np.meshgrid(*[2 * np.pi * np.fft.fftfreq(8, 4.0)] * 3, indexing="ij")).reshape(3, -1)[:, 1:]
+    modulus, rate = np.linalg.norm(waves, axis=0), float(pmd.growth_rate(1.0, whole.simulation.cosmo))
+    for i, power in enumerate(found["P0"]):
+        mu = (waves[0] / modulus)[np.rint(modulus / modulus.min()) == i + 1]
+        of_mu = power * (1 + rate * mu**2) ** 2 / np.mean((1 + rate * mu**2) ** 2)
+        for pole, legendre in ((0, 1), (2, 5 * (1.5 * mu**2 - 0.5)), (4, 9 / 8 * (35 * mu**4 - 30 * mu**2 + 3))):
+            expected = np.sqrt(2 * np.mean((of_mu * legendre) ** 2) / len(mu))
+            np.testing.assert_allclose(found[f"error of P{pole}"][i], expected, rtol=1e-4)
+
+
 def test_the_catalogue_of_galaxies(whole: SimulationJob):
     with h5py.File(whole.folder / "catalogue_z0.000.hdf5") as file:
         assert abs(len(file["Position"]) - 0.1 * 32**3) < 5 * np.sqrt(0.1 * 32**3)
@@ -268,6 +281,12 @@ def test_keys_that_do_not_fit_the_simulation_are_refused(tmp_path: Path, overrid
     file.write_text(f"{MINIMAL}[devices]\npdims = [4, 1]\n")
     with pytest.raises(SettingsError, match=words):
         SimulationJob.of(read(file, ["output.redshifts=[1, 0]", override]), tmp_path / "out")
+
+
+def test_redshifts_after_today_keep_their_sign():
+    nothing: Any = None
+    views = [View(*[nothing] * 4, a=a, z=0.0, data={}, density=None) for a in (1 / 0.8, 1 + 1e-7)]
+    assert [view.title for view in views] == ["z = -0.2", "z = 0"]
 
 
 def test_halos_on_the_light_cone_are_those_of_all_catalogues(tmp_path: Path):

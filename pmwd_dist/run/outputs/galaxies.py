@@ -188,7 +188,8 @@ class Galaxies(TableOutput):
         options: Any = {"bias": self.linear_bias, "a": a, "line_of_sight": axis, "poles": POLES}
         theory = kaiser_multipoles(simulation.linear_power, cosmo, config, **options)
         where = f"in redshift space along {axis}" if axis else "in real space"
-        table = poles_table(self, view, f"galaxies of Lagrangian b1 = {self.b1:g} {where}", measured, theory, noise)
+        title, sight = f"galaxies of Lagrangian b1 = {self.b1:g} {where}", {"real_space": axis is None}
+        table = poles_table(self, view, title, measured, theory, noise, bias=self.linear_bias, **sight)
         # Modes of a part of the box are fewer (Feldman, Kaiser & Peacock 1994, eq. 2.4.5).
         columns = {name: x * scatter if name.startswith("error") else x for name, x in table.columns.items()}
         return replace(table, columns=columns, note=SHOT_NOISE.format("in"))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
 
+from pmwd_dist.config import Config
 from pmwd_dist.observe import multipoles as observed
 from pmwd_dist.observe.filters import interlaced_density
 from pmwd_dist.observe.power import shot_noise
@@ -23,6 +27,7 @@ from pmwd_dist.run.settings.section import about
 from pmwd_dist.run.settings.simulation_sections import Box
 
 POLES = (0, 2, 4)
+_FEW = 24  # number of bins whose modes are listed: at most 60,000
 SHOT_NOISE = "P0 holds no shot noise: a Poisson sample of the field has P0 + shot noise; its scatter is {} the errors"
 # Interlaced spectra are right to 0.4 % of the monopole up to there.
 K_MAX: Any = about(
@@ -69,7 +74,15 @@ class Multipoles(TableOutput):
 
 
 def poles_table(
-    output: Any, view: View, title: str, measured: observed.Multipoles, theory: observed.Multipoles, noise: float
+    output: Any,
+    view: View,
+    title: str,
+    measured: observed.Multipoles,
+    theory: observed.Multipoles,
+    noise: float,
+    *,
+    bias: ArrayLike | Callable[[Array], Array] = 1.0,
+    real_space: bool = False,
 ) -> Table:
     """Multipoles, the scatter of their modes and linear theory; without empty bins, and those beyond k_max."""
     config = view.simulation.config
@@ -79,9 +92,10 @@ def poles_table(
     columns = {"k": np.asarray(measured.k, float)}
     columns |= {f"P{pole}": row for pole, row in zip(POLES, power, strict=True)}
     linear = np.asarray(theory.power, float)
-    # The angles of linear theory with the amplitude that was measured: quadrupoles of few modes are noise.
-    shape = linear / np.where(linear[:1] > 0, linear[:1], 1)
-    errors = _scatter(power[:1] * np.where(np.isfinite(shape), shape, 0), np.maximum(modes, 1), noise)
+    k = jnp.where(some, measured.k, 1.0)
+    rate = 0.0 if real_space else view.simulation.growth.linear(k, view.a)[1]
+    factors = np.stack(jnp.broadcast_arrays(bias(k) if callable(bias) else bias, rate, k)[:2], dtype=float)
+    errors = _scatter(power[0], factors, modes, noise, config, output.line_of_sight)
     columns |= {f"error of P{pole}": row for pole, row in zip(POLES, errors, strict=True)}
     columns["modes"] = modes
     columns |= {f"linear P{pole}": row for pole, row in zip(POLES, linear, strict=True)}
@@ -92,16 +106,31 @@ def poles_table(
     return Table(f"{title}, {view.title}", columns, units)
 
 
-def _scatter(power: np.ndarray, modes: np.ndarray, noise: float) -> np.ndarray:
+def _scatter(
+    monopole: np.ndarray, factors: np.ndarray, modes: np.ndarray, noise: float, config: Config, axis: Axis
+) -> np.ndarray:
     """Standard deviations of the multipoles of Gaussian fields (Taruya et al. 2010, eq. C4): (poles, bins).
 
+    They have the angles of linear theory, (b + f mu^2)^2 with `factors` b and f, and the amplitude that was measured.
     A mode and its conjugate count twice but scatter as one.
     """
-    mu, weights = np.polynomial.legendre.leggauss(16)
-    legendre = [np.polynomial.legendre.Legendre.basis(pole)(mu)[:, None] for pole in POLES]
-    of_mu = sum(row * values for row, values in zip(power, legendre, strict=True)) + noise
-    rows = [
-        (2 * pole + 1) * np.sqrt(2 / modes * (weights[:, None] / 2 * (of_mu * values) ** 2).sum(0))
-        for pole, values in zip(POLES, legendre, strict=True)
-    ]
-    return np.stack(rows)
+    rows = []
+    for power, (b, f), number, mu in zip(monopole, factors.T, modes, _cosines(config, axis, len(modes)), strict=True):
+        of_mu = (b + f * mu**2) ** 2
+        of_mu = power * of_mu / max(np.mean(of_mu), 1e-30) + noise
+        values = [of_mu * np.polynomial.legendre.Legendre.basis(pole)(mu) for pole in POLES]
+        rows.append([np.sqrt(2 / max(number, 1) * np.mean(row**2)) for row in values])
+    return np.transpose(rows) * (2 * np.asarray(POLES)[:, None] + 1)
+
+
+def _cosines(config: Config, axis: Axis, bins: int) -> Iterator[np.ndarray]:
+    """Cosines of the angles to an axis in each bin: of its modes, or at equal distances where they are many."""
+    step = 2 * math.pi / max(config.box_size)
+    sides = zip(config.mesh_shape, config.box_size, strict=True)
+    waves = [2 * math.pi / length * np.fft.fftfreq(n, 1 / n) for n, length in sides]
+    waves = np.meshgrid(*(k[abs(k) < (_FEW + 1) * step] for k in waves), indexing="ij")
+    modulus = np.sqrt(sum(k**2 for k in waves))
+    for i in range(1, bins + 1):
+        among = np.rint(modulus / step) == i
+        few = i <= _FEW and among.any()
+        yield waves["xyz".index(axis)][among] / modulus[among] if few else (np.arange(64) + 0.5) / 64
