@@ -17,8 +17,8 @@ from pmwd_dist.cosmology.growth import GrowthTable
 from pmwd_dist.cosmology.transfer import chebyshev
 from pmwd_dist.pm.stepping.forward import Epoch
 
-_NEWTON = 3  # steps from a guess with an error of about 0.1
 _NODES = 10  # Chebyshev nodes of the light cone in a step
+_INVERSE_NODES = 6  # of its inverse, for guesses
 
 
 class LightCone(NamedTuple):
@@ -28,11 +28,14 @@ class LightCone(NamedTuple):
       ends: comoving distances of the cone at the start and at the end of the step [Mpc/h].
       distance: Chebyshev coefficients of the distance in 2 s - 1, lowest first [Mpc/h].
       slopes: change of the displacement over the step, per unit of momentum, at the start and at the end.
+      fraction: Chebyshev coefficients of s in 2 t - 1, where the cone has passed the fraction t of the distance between
+        its ends; for guesses, without derivatives.
     """
 
     ends: Array
     distance: Array
     slopes: Array
+    fraction: Array
 
     def at(self, s: Array) -> Array:
         """Distance at a fraction of the step [Mpc/h]."""
@@ -103,9 +106,23 @@ def light_cone_in_step(before: Array, after: Array, table: GrowthTable) -> Light
     a = jnp.stack([before, after])
     ends = jax.lax.optimization_barrier(comoving_distance(a, table))
     D = table.D1(a)
-    return LightCone(
-        ends, series_in_step(partial(comoving_distance, cosmo=table), D, table), (D[1] - D[0]) / table.momentum(a)
-    )
+    distance = series_in_step(partial(comoving_distance, cosmo=table), D, table)
+    return LightCone(ends, distance, (D[1] - D[0]) / table.momentum(a), inverse_series(distance))
+
+
+def inverse_series(coefficients: Array) -> Array:
+    """Chebyshev coefficients of s in 2 t - 1, where a monotone series has t of its change from s = 0 to 1, to 1e-4."""
+    coefficients = jax.lax.stop_gradient(coefficients)
+
+    def inverse(part: Array) -> Array:
+        s = part = part.astype(coefficients.dtype)
+        first, last = series(coefficients, jnp.arange(2.0, dtype=s.dtype))
+        for _ in range(3):
+            excess = series(coefficients, s) - (first + (last - first) * part)
+            s = s - excess / series_slope(coefficients, s)
+        return s
+
+    return fit_series(inverse, _INVERSE_NODES)
 
 
 def series_in_step(function: Callable[[Array], Array], D: Array, table: GrowthTable) -> Array:
@@ -139,7 +156,10 @@ def crosses(start: Array, end: Array, light: LightCone) -> tuple[Array, Array]:
     distances of the particles from the observer [Mpc/h].
     """
     before, after = start - light.ends[0], end - light.ends[1]
-    return (before < 0) & (after >= 0), jnp.clip(before / (before - after), 0, 1)
+    # Particles are slow: a fraction to 0.1 gives their distances, and these a fraction to 1e-3.
+    distance = start + (end - start) * jnp.clip(before / (before - after), 0, 1)
+    guess = series(light.fraction, jnp.clip((light.ends[0] - distance) / (light.ends[0] - light.ends[1]), 0, 1))
+    return (before < 0) & (after >= 0), guess
 
 
 def crossing(
@@ -147,16 +167,16 @@ def crossing(
 ) -> Array:
     """Fraction of the step at which particles and the cone are at the same distance from the observer.
 
-    Newton's method finds it; derivatives of any order are those of the implicit function. The distance of particles
-    [Mpc/h] is a function of (where, fraction of the step) and no other arrays. For particles that the cone does not
-    pass the result is the guess, without derivatives.
+    Newton's method finds it from a guess to 1e-3; derivatives of any order are those of the implicit function. The
+    distance of particles [Mpc/h] is a function of (where, fraction of the step) and no other arrays. For particles that
+    the cone does not pass the result is the guess, without derivatives.
     """
     return _solved(distance, where, light, passed, jax.lax.stop_gradient(guess))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _solved(distance: Any, where: Any, light: LightCone, passed: Array, s: Array) -> Array:
-    for _ in range(_NEWTON):
+    for _ in range(1 if s.dtype == jnp.float32 else 2):  # each squares the error
         excess = distance(where, s) - light.at(s)
         s = s - jnp.where(passed, excess / _closing(distance, where, light, s), 0)
     return s

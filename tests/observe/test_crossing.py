@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pmwd_dist.observe.crossing import LightCone, Path, crossing
+from pmwd_dist.observe.crossing import LightCone, Path, crosses, crossing, inverse_series, series, series_slope
 
 
 def cone(far: Any, near: Any) -> LightCone:
     """A light cone that comes nearer at a constant rate."""
-    return LightCone(jnp.stack([far, near]), jnp.stack([(far + near) / 2, (near - far) / 2, 0 * far]), jnp.zeros(2))
+    distance = jnp.stack([(far + near) / 2, (near - far) / 2, 0 * far])
+    return LightCone(jnp.stack([far, near]), distance, jnp.zeros(2), inverse_series(distance))
 
 
 def solved(x: Any, far: Any, near: Any) -> Any:
     """Fractions at which the cone passes particles whose distance is start + (end - start) s^2."""
     light = cone(far, near)
     path = Path(x[0], x[0], x[1])
-    return crossing(lambda path, s: path.at(s), path, jnp.ones(x.shape[1], bool), jnp.full(x.shape[1], 0.5), light)
+    return crossing(lambda path, s: path.at(s), path, *crosses(*x, light), light)
 
 
 def closed(x: Any, far: Any, near: Any) -> Any:
@@ -43,6 +45,15 @@ def test_fractions_and_their_derivatives() -> None:
 
 
 def test_slope_of_the_distance_is_its_derivative() -> None:
-    light = LightCone(jnp.zeros(2), jnp.asarray(np.random.default_rng(0).standard_normal(10)), jnp.zeros(2))
-    s = np.linspace(0, 1, 7)
-    np.testing.assert_allclose(light.slope(s), jax.vmap(jax.grad(light.at))(s), rtol=1e-12)
+    coefficients, s = jnp.asarray(np.random.default_rng(0).standard_normal(10)), np.linspace(0, 1, 7)
+    slopes = jax.vmap(jax.grad(partial(series, coefficients)))(s)
+    np.testing.assert_allclose(series_slope(coefficients, s), slopes, rtol=1e-12)
+
+
+def test_guesses_are_fractions_of_particles_at_rest() -> None:
+    distance = jnp.asarray([700.0, -600.0, 80.0, -10.0])
+    ends, s = series(distance, jnp.arange(2.0)), jnp.linspace(0.1, 1, 9)
+    light = LightCone(ends, distance, jnp.zeros(2), inverse_series(distance))
+    passed, guess = crosses(series(distance, s), series(distance, s), light)
+    assert passed.all()
+    np.testing.assert_allclose(guess, s, rtol=0, atol=5e-4)
