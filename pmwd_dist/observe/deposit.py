@@ -15,7 +15,7 @@ from jaxtyping import Array
 
 from pmwd_dist._jax.derivatives import linear_map
 from pmwd_dist._jax.ops import vary, varying_names
-from pmwd_dist._jax.order import after
+from pmwd_dist._jax.order import after, stored
 
 _BLOCKS = 8  # largest number of blocks per axis of the local lattice: shells are thinner than boxes
 _AT_ONCE = 1 << 16  # particles that are evaluated together, since each kernel has a cost of its own
@@ -33,7 +33,7 @@ def deposit(piece: Piece, lattice: Any, corners: Array, images: Array, shared: A
 
     Args:
       piece: function of (block, image of its corner, shared), and no other arrays, that returns indices in the map and
-        values; only values are differentiated, and indices from `size` on are dropped.
+        values, both of shape (parts, sites); only values are differentiated, and indices from `size` on are dropped.
       lattice: pytree of arrays of `split`, with sites along the last axis: loops over the last one are vectorised.
       corners: added to the images for each block of `first_sites`, shape (blocks, ...), not differentiated.
       images: array with a leading axis of images, not differentiated.
@@ -85,7 +85,7 @@ def _add_up(
 ) -> Array:
     def put(total: Array, chunk: Chunk, images: Array, shared: Any) -> Array:
         indices, values = _pieces(piece, chunk.lattice, chunk.others + images, shared)
-        hidden = jnp.where(chunk.along(indices.ndim), indices, len(total))
+        hidden = jnp.where(chunk.wanted[None, :, None], indices, len(total))
         return total.at[hidden].add(values, mode="drop")
 
     return each_chunk(put, zero, lattice, corners, images, shared, wanted)
@@ -105,7 +105,7 @@ def _pull_back(
 
         _, pull, indices = jax.vjp(values, chunk.lattice, shared, has_aux=True)
         pulled = cotangent.at[indices].get(mode="fill", fill_value=0)
-        ct_blocks, more = pull(jnp.where(chunk.along(indices.ndim), pulled, 0))
+        ct_blocks, more = pull(jnp.where(chunk.wanted[None, :, None], pulled, 0))
         total = jax.tree.map(lambda x, ct: x.at[chunk.blocks].add(ct), total, ct_blocks)
         return total, jax.tree.map(jnp.add, ct_shared, more)
 
@@ -120,7 +120,8 @@ def _pull_back(
 
 
 def _pieces(piece: Piece, lattice: Any, corners: Array, shared: Any) -> tuple[Any, Array]:
-    return jax.vmap(piece, (0, 0, None))(lattice, corners, shared)
+    # Parts before blocks, as XLA concatenates them, and stored: it would compute them one by one in the scatter.
+    return stored(jax.vmap(piece, (0, 0, None), out_axes=-2)(lattice, corners, shared))
 
 
 class Chunk(NamedTuple):
@@ -137,10 +138,6 @@ class Chunk(NamedTuple):
     others: Any
     blocks: Array
     wanted: Array
-
-    def along(self, dimensions: int) -> Array:
-        """The mask along the first of several axes."""
-        return self.wanted.reshape(-1, *(1,) * (dimensions - 1))
 
 
 def each_chunk(

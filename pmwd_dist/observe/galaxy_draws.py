@@ -214,7 +214,7 @@ def _rows(
         sites, passed, guess = passed_sites(path, corner + image, step.light, relative)
         place, number = places[None] + first[..., None], jnp.broadcast_to(number[:, None], passed.shape)
         u = _random(means.key_words, place, number).astype(dtype)
-        chosen = (passed & chunk.along(2) & (u < means.largest_probability)).ravel()
+        chosen = (passed & chunk.wanted[:, None] & (u < means.largest_probability)).ravel()
         kept = min(u.size, math.ceil(u.size * share + _SIGMAS * math.sqrt(u.size * share) + 50))
         at, every = jnp.zeros(kept, jnp.int32), jnp.arange(u.size, dtype=jnp.int32)
         at = at.at[_places(chosen, 0, kept)].set(every, mode="drop")

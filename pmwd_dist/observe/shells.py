@@ -130,10 +130,10 @@ class Shells(NamedTuple):
         if self.assignment == "linear":
             rising, falling = (self.edges[0], self.nodes[0]), (self.nodes[-1], self.edges[-1])
             return _passed(distance, self.nodes), _passed(distance, rising) * (1 - _passed(distance, falling))
-        edges = jnp.asarray(self.edges, distance.dtype)
-        shell = jnp.clip(jnp.searchsorted(edges, distance, side="right", method="compare_all") - 1, 0, len(edges) - 2)
-        inside = (distance >= edges[0]) & (distance < edges[-1])
-        return shell.astype(distance.dtype), inside.astype(distance.dtype)
+        # Edge by edge: XLA does not vectorise a reduction over edges on CPUs.
+        beyond = ((distance >= edge).astype(distance.dtype) for edge in self.edges[1:-1])
+        inside = (distance >= self.edges[0]) & (distance < self.edges[-1])
+        return sum(beyond, jnp.zeros_like(distance)), inside.astype(distance.dtype)
 
     def covered(self, cosmo: GrowthTable, config: Config) -> Array:
         """Mask of the shells with a range of non-zero shares within the time span of the simulation."""

@@ -157,7 +157,7 @@ def _piece(
             in_map &= (shell >= image[5].astype(jnp.int32)) & (shell <= image[6].astype(jnp.int32))
         indices += [place(shell, jnp.where(in_map, pixel, -1)) for pixel in pixels]
         masses += [jnp.where(in_map, part * share, 0) for share in mass]
-    return stored((jnp.stack(indices), jnp.stack(masses)))
+    return jnp.stack(indices), jnp.stack(masses)
 
 
 def _shares(index: Array, mass: Array, cone: SphericalLightCone) -> list[tuple[Array, Array]]:
