@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 from pmwd_dist._checks import check_choice
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.order import stored
+from pmwd_dist._jax.select import batch_max, switch
 from pmwd_dist.config import Config
 from pmwd_dist.observe import shells
 from pmwd_dist.observe.crossing import LightCone, Path
@@ -91,7 +92,15 @@ class SphericalLightCone(shells.ShellLightCone):
         return P(None, self.config.decomposition.names or None)
 
     def _masses(self, path: Path, light: LightCone) -> Array:
-        return _maps(path, light, cone=self)
+        share = pixel_count(self.nside) // self.config.decomposition.size
+        in_shells = ~((light.ends[0] <= self.edges[0]) | (light.ends[1] >= self.edges[-1]))  # true for NaN
+
+        def empty(path: Path, light: LightCone) -> Array:
+            del light
+            return jnp.zeros((len(self.edges) - 1, share), path.start.dtype)
+
+        index = batch_max(in_shells.astype(path.start.dtype)).astype(jnp.int32)
+        return switch(index, [empty, partial(_maps, cone=self)], in_blocks(path), light)
 
     def overdensity(self, mass: Float[Array, "shells pixels"]) -> Float[Array, "shells pixels"]:
         """Density of the shells in units of the mean, minus one."""
@@ -121,7 +130,7 @@ def _images(cone: SphericalLightCone) -> np.ndarray:
 
 def _maps(path: Path, light: LightCone, *, cone: SphericalLightCone) -> Array:
     """The local part of the maps."""
-    path, dtype = in_blocks(path), path.start.dtype
+    dtype = path.start.dtype
     images = jnp.asarray(_images(cone), dtype)
     ranges = images[None, :, 3], images[None, :, 4]
     blocks = blocks_of(path, light, images[:, :3], cone.config, ranges)

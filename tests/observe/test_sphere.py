@@ -115,9 +115,9 @@ def all_steps(pdims: tuple[int, int], assignment: Any = "nearest", seed: int | N
 
         return jax.value_and_grad(weighed, has_aux=True)(move, a0, a1)
 
-    def run(move: Any) -> Any:
+    def run(move: Any, times: Any = STEPS) -> Any:
         move = jax.device_put(move, config.decomposition.sharding)
-        each = [step(move, *ends) for ends in zip(STEPS[:-1], STEPS[1:], strict=True)]
+        each = [step(move, *ends) for ends in zip(times[:-1], times[1:], strict=True)]
         return tuple(sum(part) for part in zip(*((value, maps, slope) for (value, maps), slope in each), strict=True))
 
     return run
@@ -132,6 +132,11 @@ def test_every_crossing_is_seen_once_where_and_when_it_happens(crossings: Any, s
     maps = single_device(psi())[1]
     np.testing.assert_allclose(np.sum(maps, 1), np.rint(expected(crossings).sum(1)), rtol=1e-12)
     np.testing.assert_allclose(maps, expected(crossings), rtol=0, atol=1e-4)
+
+
+def test_steps_beyond_the_shells_look_at_no_particles(single_device: Any) -> None:
+    for out in single_device(psi() * np.nan, STEPS[:2] - 0.06):
+        np.testing.assert_array_equal(out, 0)
 
 
 def test_gradients_of_maps_are_those_of_differences(single_device: Any) -> None:
