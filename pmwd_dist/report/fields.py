@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -138,7 +139,7 @@ def convergence(
     """Draw a map of the convergence: a flat sky with sticks along the shear, or the sphere in Mollweide's projection.
 
     Args:
-      kappa: convergence of `observe.convergence`: rays of shape (n, n), or HEALPix pixels in RING order.
+      kappa: convergence of `observe.convergence`: rays of shape (n, n), or HEALPix pixels in RING order; NaN is white.
       shear: shear of `observe.shear` along the rays, shape (2, n, n).
       field: side of the field of view of a flat sky [degrees].
       quantity: label of the colours.
@@ -148,8 +149,10 @@ def convergence(
       >>> kappa = observe.convergence(shells, cosmo, cone, source=1.0, field=5.0, pixels=128)
       >>> pmd.plot.convergence(kappa, field=5.0)
     """
+    from matplotlib.ticker import MaxNLocator
+
     kappa = np.asarray(kappa, float)
-    low, high = np.percentile(kappa, [0.5, 99.7])
+    low, high = np.nanpercentile(kappa, [0.5, 99.7])
     style: Any = {"origin": "lower", "cmap": "magma", "vmin": low, "vmax": high}
     bar: Any = {"label": quantity, "extend": "both"}
     if kappa.ndim == 2:
@@ -164,9 +167,9 @@ def convergence(
     else:
         shown, inside = _mollweide(kappa, round((kappa.size / 12) ** 0.5))
         (ax,) = make_axes(axes, (9.6, 5.4))
-        image = ax.imshow(np.ma.masked_array(shown, ~inside), extent=(-2, 2, -1, 1), **style)
+        image = ax.imshow(np.ma.masked_array(shown, ~inside | np.isnan(shown)), extent=(-2, 2, -1, 1), **style)
         ax.set_axis_off()
-        bar |= {"orientation": "horizontal", "shrink": 0.55, "pad": 0.02}
+        bar |= {"orientation": "horizontal", "shrink": 0.55, "pad": 0.02, "ticks": MaxNLocator(5)}
     figure_of(ax).colorbar(image, ax=ax, **bar)
     return figure_of(ax)
 
@@ -180,25 +183,32 @@ def lensed_maps(
     galaxies: Sequence[tuple[str, np.ndarray]] = (),
     spectra: Sequence[Mapping[str, Any]] = (),
 ) -> Figure:
-    """Draw maps of the convergence of several sources side by side, those of galaxies, and angular power spectra.
+    """Draw maps of the convergence of several sources, those of galaxies, and angular power spectra, in rows.
 
     Arguments are those of `convergence` for each source, names and maps of galaxies, and those of `angular_power`, for
     each of its panels.
     """
     from matplotlib.figure import Figure
 
-    panels = len(names) + len(galaxies) + len(spectra)
-    size = (9.6, 5.4 * panels) if field is None else (6.6 * panels, 5.6)
-    figure = Figure(figsize=size, layout="constrained")
-    axes = np.ravel(figure.subplots(*((panels, 1) if field is None else (1, panels))))
-    for i, (ax, (name, values)) in enumerate(zip(axes, [*zip(names, maps, strict=True), *galaxies], strict=False)):
-        ax.set_title(name, fontsize=14)
-        of_galaxies: Any = {"quantity": "overdensity of galaxies"} if i >= len(names) else {}
-        sticks = None if shear is None or of_galaxies else shear[i]
-        convergence(values, shear=sticks, field=field, axes=ax, **of_galaxies)
-    for ax, panel in zip(axes[panels - len(spectra) :], spectra, strict=True):
-        angular_power(**panel, axes=ax)
+    shown: list[Any] = [
+        partial(_titled_map, name, values, field=field, shear=None if shear is None else shear[i])
+        for i, (name, values) in enumerate(zip(names, maps, strict=True))
+    ]
+    counted = [partial(_titled_map, *each, field=field, quantity="overdensity of galaxies") for each in galaxies]
+    drawn = [partial(angular_power, **panel) for panel in spectra]
+    rows = [shown + drawn] if field is not None and not galaxies else [row for row in (shown, counted, drawn) if row]
+    width = max(sum(6.6 if field is not None or draw in drawn else 9.6 for draw in row) for row in rows)
+    figure = Figure(figsize=(width, 5.6 * len(rows)), layout="constrained")
+    parts: Any = figure.subfigures(len(rows), 1, squeeze=False)
+    for part, row in zip(parts[:, 0], rows, strict=True):
+        for ax, draw in zip(part.subplots(1, len(row), squeeze=False)[0], row, strict=True):
+            draw(axes=ax)
     return figure
+
+
+def _titled_map(title: str, values: np.ndarray, *, axes: Axes, **options: Any) -> None:
+    axes.set_title(title, fontsize=14)
+    convergence(values, axes=axes, **options)
 
 
 def _draw_sticks(axes: Axes, shear: np.ndarray, field: float) -> None:

@@ -291,6 +291,7 @@ def angular_power(
         error = factor * (power * np.sqrt(2 / modes) if error is None else _filled(spectrum.modes, error)[0])
         power = factor * power
         ax.fill_between(ell, np.maximum(power - error, 1e-30), power + error, color=colour, alpha=0.2, lw=0)
+        power = np.where(power > 0, power, np.nan)  # without steep lines
         ax.plot(ell, power, "o-", ms=4, color=colour, lw=1.8, label=labels[i] if labels else None)
         if len(linear):
             theory = factor * _filled(spectrum.modes, linear[i])[0]

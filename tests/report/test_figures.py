@@ -264,7 +264,7 @@ def test_settings_of_matplotlib_stay_as_they_were(tmp_path: Path):
     assert dict(mpl.rcParams) == before
 
 
-PAIRS = "", " x galaxies 1"
+PAIRS = "z=0.5", "z=0.5 x galaxies 1", "galaxies 1"
 
 
 def test_tables_and_maps_of_observables_are_drawn_from_their_files(tmp_path: Path):
@@ -290,11 +290,14 @@ def test_tables_and_maps_of_observables_are_drawn_from_their_files(tmp_path: Pat
     with h5py.File(tmp_path / "light_cone.hdf5", "w") as file:
         file.attrs.update({"sky": "sphere", "sources": [0.5], "nside": 2, "redshift_bins": [0.1, 0.2]})
         file["convergence"] = file["galaxies"] = np.random.default_rng(0).normal(size=(1, 48))
-    rows = dict.fromkeys(("l", "modes", *(f"{x} z=0.5{y}" for x in ("C_l", "error", "linear") for y in PAIRS)), 1 + k)
+        file["seen"] = np.arange(48) % 2
+    rows = dict.fromkeys(("l", "modes", *(f"{x} {y}" for x in ("C_l", "error", "linear") for y in PAIRS)), 1 + k)
     write_table(tmp_path / "convergence_power.csv", Table("convergence", rows, {}))
     drawn = redraw(tmp_path)
     assert {path.name for path in drawn} == {*(f"{name}_z0.500.png" for name in contents), "convergence.png"}
     assert all(path.stat().st_size > 10_000 for path in drawn)
+    with Image.open(tmp_path / "convergence.png") as image:  # a row of each kind, three panels of spectra
+        assert image.width / image.height == pytest.approx(3 * 6.6 / (3 * 5.6), rel=0.01)
     (tmp_path / "pdf_z0.500.csv").write_text("# nothing\nof,this\n1,2\n")
     with pytest.raises(ValueError, match=r"pdf_z0.500.csv: has no column 'density'"):
         redraw(tmp_path)

@@ -109,7 +109,7 @@ class LightCone(Output):
         "Weak lensing",
         "Convergence by the light cone for each source, with the shear as sticks on a flat sky, and its angular power "
         "spectra with linear theory (dashed), which has the window of the pixels and lacks waves that the box or the "
-        "particles cannot hold. With redshift_bins the galaxies follow, and their spectra with the convergence.",
+        "particles cannot hold. With redshift_bins the galaxies and their spectra follow.",
         "spectra that follow linear theory at small multipoles within their scatter, and exceed it at larger ones by "
         "nonlinear growth and shot noise; sticks around peaks.",
     )
@@ -337,16 +337,18 @@ class LightCone(Output):
             side = float(content.values(file, "field")[0]) if file.attrs.get("sky") == "flat" else None
             gamma = content.numbers(file, "shear") if side is not None and content.has(file, "shear") else None
             edges = content.values(file, "redshift_bins").tolist() if content.has(file, "galaxies") else []
-            counted = content.numbers(file, "galaxies") if edges else ()
+            counted: Any = ()
+            if edges:
+                counted = np.where(content.numbers(file, "seen") > 0, content.numbers(file, "galaxies"), np.nan)
         titles = [f"galaxies {i}: $z = {a:g}$ to {b:g}" for i, (a, b) in enumerate(pairwise(edges), 1)]
         names = [
             f"sources of bin {i}, mean z = {z:.2f}" if of_bins else f"sources at $z = {z:g}$"
             for i, z in enumerate(sources, 1)
         ]
         columns = [] if table is None else [name[4:] for name in table.columns if name.startswith("C_l ")]
-        lensing = [name for name in columns if "galaxies" not in name]
-        crossed = [name for name in columns if " x galaxies " in name and not name.startswith("galaxies")]
-        spectra = [_panel(table, group) for group in (lensing, crossed) if table is not None and group]
+        counts = [("galaxies" in name) + name.startswith("galaxies") for name in columns]
+        groups = [[name for name, count in zip(columns, counts, strict=True) if count == i] for i in range(3)]
+        spectra = [_panel(table, group) for group in groups if table is not None and group]
         shown: Any = {"galaxies": [*zip(titles, counted, strict=True)], "spectra": spectra}
         return partial(lensed_maps, names, maps, shear=gamma, field=side, **shown)
 
