@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist.observe import Survey, galaxy_maps
+from pmwd_dist.observe.angular_power import all_powers
 from pmwd_dist.observe.healpix import pixel_centres
 from pmwd_dist.observe.survey import sky as columns_of
 from pmwd_dist.pm.stepping.forward import Epoch
@@ -69,6 +71,46 @@ def test_random_points_have_the_share_that_is_seen_and_their_shot_noise(sky: str
     shares, numbers = np.histogram(columns["Z"], Z[[0, 2, 3]])[0] / 150_000, [np.trapezoid(n, z) for z, n in maps.n_z]
     np.testing.assert_allclose(shares, numbers / np.sum(numbers), atol=0.005)
     assert all((np.diff(np.float32(z)) > 0).all() for z, _ in maps.n_z)
+
+
+@pytest.mark.slow
+def test_angular_power_on_a_flat_sky_is_that_of_linear_theory() -> None:
+    """Of lensing and two bins of galaxies, in a box as long as the light cone; sigma8 is small for linear growth."""
+    cosmo, side, n, runs = problems.cosmology(sigma8=0.4), 20.0, 64, 3
+    config = pmd.Config((1000.0, 375.0, 375.0), (128, 48, 48), steps=2, a_start=0.7, decomposition=(1, 1))
+    cone = pmd.observe.FlatSkyLightCone(config, np.linspace(400, 1000, 7), pixels=96, line_of_sight="x")
+    z = np.linspace(0, 0.5, 4001)
+    redshifts = partial(np.interp, xp=pmd.comoving_distance(1 / (1 + z), TABLE), fp=z)
+    bins, source = redshifts([500.0, 700.0, 900.0]), float(redshifts(999.0))
+    mask = np.where(pixel_centres(16)[:, 0] > np.cos(np.radians(0.75 * side + 4)), 1.0, 0.0)
+    survey = Survey((redshifts([460.0, 940.0]), [5e-3, 5e-3]), mask=mask)
+
+    @jax.jit
+    def start(key: jax.Array) -> Any:
+        return pmd.lpt(pmd.linear_modes(pmd.white_noise(key, config, fixed=True), cosmo, config), cosmo, config)
+
+    def measured(key: jax.Array) -> tuple[Any, Any]:
+        particles = start(key)
+        mass = pmd.nbody(particles, TABLE, config, accumulate=cone).raise_if_failed().accumulated
+        with pytest.warns(UserWarning, match="leave out"):
+            kappa = pmd.observe.convergence(mass, TABLE, cone, source=source, field=side, pixels=n)
+        found = pmd.observe.galaxy_light_cone(particles, TABLE, config, survey, key=key, observer=(0, 0, 0)).columns
+        maps = galaxy_maps(found | {"Z": found["Z_COSMO"]}, survey, TABLE, cone, bins, field=side, pixels=n)
+        return all_powers(jnp.stack([kappa, *maps.overdensity]), side), maps
+
+    every = [measured(jax.random.key(i)) for i in range(runs)]
+    (spectra, maps), noise = every[0], [0.0, *np.mean([maps.shot_noise for _, maps in every], axis=0)]
+    seen = np.asarray(spectra[0, 0].ell) < 130  # and those without modes are NaN
+    ell, modes = (np.asarray(x)[seen] for x in (spectra[0, 0].ell, spectra[0, 0].modes))
+    given = ell, lambda k: pmd.linear_power(k, cosmo), TABLE, cone.edges, [source]
+    galaxies = [(*n_z, 1.0) for n_z in maps.n_z]
+    linear = np.asarray(pmd.observe.limber_power(*given, galaxies=galaxies, cone=cone, pixel=side / n))
+    for i, j in spectra:
+        mean = np.mean([found[i, j].power for found, _ in every], axis=0)[seen] - (noise[i] if i == j else 0)
+        unit = np.sqrt(linear[i, i] * linear[j, j])  # C_l of these are 1, 0.69, 0.44 and, of two bins of galaxies, 0
+        variance = ((linear[i, i] + noise[i]) * (linear[j, j] + noise[j]) + linear[i, j] ** 2) / unit**2
+        sd = np.sqrt(np.sum(modes * variance)) / np.sum(modes) / np.sqrt(runs)
+        assert abs(np.average((mean - linear[i, j]) / unit, weights=modes)) < 3 * sd < 0.25
 
 
 @pytest.mark.usefixtures("unchecked")
