@@ -29,13 +29,24 @@ from pmwd_dist.observe import harmonics
 from pmwd_dist.observe.flat_sky import FlatSkyLightCone
 from pmwd_dist.observe.healpix import interpolation, nearest_pixel, nside_of, pixel_centres, unit_vectors
 from pmwd_dist.observe.power import linear_power_at, mean
-from pmwd_dist.observe.sources import Alignment, LightCone, Sources, bins_of, lensing_weights, source_distances
+from pmwd_dist.observe.shells import Shells
+from pmwd_dist.observe.sources import (
+    Alignment,
+    LightCone,
+    Sources,
+    bins_of,
+    lensing_weights,
+    source_distances,
+    weights_of_sources,
+)
 from pmwd_dist.observe.sphere import SphericalLightCone
 from pmwd_dist.parallel.inputs import check_on_host, real, whole_number
 
 _SLABS = 200  # intervals of Limber's integral
 _PARTS = 64  # further intervals, which hold as many galaxies each
 _NODES = 2048  # of n(z)
+_SOURCES = 256  # galaxies of a bin, for their own magnification
+UNMAGNIFIED = 0.4  # slope of counts that magnification does not change
 _DIRECTIONS = 4096  # on the sphere, for means over pixels
 _ANGLES = 12  # nodes of mu and of phi in an octant
 
@@ -157,7 +168,7 @@ def limber_power(
     source: Sources,
     *,
     alignment: Alignment | None = None,
-    galaxies: Sequence[tuple[Any, Any, Any]] = (),
+    galaxies: Sequence[tuple[Any, ...]] = (),
     cone: LightCone | None = None,
     pixel: float | None = None,
 ) -> Float[Array, "*bins n"]:
@@ -175,7 +186,8 @@ def limber_power(
       alignment: (A, eta) of the intrinsic alignment of sources (z, n), as in `lensing_weights`; default: none.
       galaxies: (ascending redshifts, number of galaxies per redshift, bias) of bins of galaxies, which follow those of
         sources in spectra of all pairs. n(z) is linear between its redshifts; the Eulerian bias is a number or a
-        function of k. They have no shot noise, magnification or velocities.
+        function of k. A fourth member is the slope s of their counts by magnitude, d log10 N / dm: magnification adds
+        (5 s - 2) kappa to their overdensity (Bartelmann & Schneider 2001). They have no shot noise or velocities.
       cone: light cone whose maps the theory is for. Matter of a shell has the same weight, and on a flat sky the same
         distance. The power gets the window of the pixels, and lacks waves that exceed the lattice of the particles or
         are longer than the box. Default: all waves, without a window.
@@ -194,15 +206,17 @@ def limber_power(
     if cone is not None and (len(edges) != len(cone.edges) or not np.allclose(edges, cone.edges)):
         raise ArgumentError("edges", list(edges), f"must be those of the cone, {list(cone.edges)}")
     bins = bins_of(source)
-    if not isinstance(galaxies, Sequence) or any(not isinstance(x, tuple | list) or len(x) != 3 for x in galaxies):
-        remedy = "for example [(z, n, 1.5)]"
-        raise ArgumentError("galaxies", None, "must be a list of (z, n, bias)", remedy, show_value=False)
-    for bias in (bias for _, _, bias in galaxies if not callable(bias)):
-        check_number(bias, "bias")
-    every = [*bins, *((z, n) for z, n, _ in galaxies)]
+    if not (isinstance(galaxies, Sequence) and all(isinstance(x, tuple | list) and 3 <= len(x) <= 4 for x in galaxies)):
+        constraint, remedy = "must be a list of (z, n, bias) or (z, n, bias, s)", "for example [(z, n, 1.5)]"
+        raise ArgumentError("galaxies", None, constraint, remedy, show_value=False)
+    samples = [(*x, UNMAGNIFIED)[:4] for x in galaxies]
+    for *_, bias, slope in samples:
+        check_number(0 if callable(bias) else bias, "bias")
+        check_number(slope, "s")
+    every = [*bins, *((z, n) for z, n, *_ in samples)]
     far = min(last, max(float(np.max(np.asarray(source_distances(one, table, near)[0]))) for one in every))
     slabs = np.linspace(near, far, _SLABS + 1) if cone is None else _slabs_of(cone)
-    counted = [_counted(z, n, table) for z, n, _ in galaxies]
+    counted = [_counted(z, n, table) for z, n, *_ in samples]
     if any(np.interp(last, at, share) == 0 for share, at in counted):
         constraint = f"have a bin beyond the last edge, {last:g} Mpc/h"
         raise ArgumentError("galaxies", None, constraint, "use farther edges, or leave it out", show_value=False)
@@ -212,20 +226,23 @@ def limber_power(
         slabs = np.union1d(slabs, np.clip(ends, slabs[0], slabs[-1]))
     distance = middle = (slabs[1:] + slabs[:-1]) / 2
     ell, shares = np.ravel(np.asarray(ell, float)), None
-    if cone is None:
-        weights = lensing_weights(slabs.tolist(), table, bins, alignment=alignment)
-    else:
-        mass = cone.shells.shares(middle) * np.diff(slabs) * middle ** (cone.dimensions - 1)
-        weights, shares = lensing_weights(cone, table, bins, alignment=alignment), mass / cone.shells.volumes[:, None]
+    shells = Shells(tuple(slabs.tolist()), 1, "nearest") if cone is None else cone.shells
+    weights = lensing_weights(slabs.tolist() if cone is None else cone, table, bins, alignment=alignment)
+    for (share, at), (*_, slope) in zip(counted, samples, strict=True):
+        magnified = (5 * slope - 2) * _convergence_weights(share, at, table, shells)
+        weights = jnp.concatenate([weights, magnified[None].astype(weights.dtype)])
+    if cone is not None:
+        mass = shells.shares(middle) * np.diff(slabs) * middle ** (cone.dimensions - 1)
+        shares = mass / shells.volumes[:, None]
         if isinstance(cone, FlatSkyLightCone):
-            distance = cone.distances @ cone.shells.shares(middle, fading=False)
+            distance = cone.distances @ shells.shares(middle, fading=False)
     k, factor = map(np.asarray, _waves(*map(as_array, (ell, distance, middle, np.diff(slabs))), table))
     linear = as_array(linear_power_at(as_array(k.ravel()), power))
     resolved = [1.0] * 3  # of two maps of which none, one or both are of galaxies
     if cone is not None:
         resolved = [resolved_share(ell, k, cone, pixel=pixel, galaxies=i) for i in range(3 if galaxies else 1)]
     parts = [np.diff(np.interp(slabs, at, share)) for share, at in counted]
-    tracers = [(_bias(bias, k), part) for (_, _, bias), part in zip(galaxies, parts, strict=True)]
+    tracers = [(_bias(bias, k), part) for (*_, bias, _), part in zip(samples, parts, strict=True)]
     spectra = _spectra(weights, shares, linear, factor, resolved, tracers)
     return spectra if isinstance(source, list) or galaxies else spectra[0, 0]
 
@@ -237,6 +254,12 @@ def _counted(z: Any, n: Any, table: GrowthTable) -> tuple[np.ndarray, np.ndarray
     n = np.interp(fine, z, n)
     total = np.append(0.0, np.cumsum((n[1:] + n[:-1]) / 2 * np.diff(fine)))
     return total / total[-1], distances_at(fine, table)
+
+
+def _convergence_weights(share: np.ndarray, at: np.ndarray, table: GrowthTable, shells: Shells) -> Array:
+    """Weights of shells for the convergence of galaxies, by the shares that are nearer than distances."""
+    distance = np.interp((np.arange(_SOURCES) + 0.5) / _SOURCES, share, at)
+    return weights_of_sources(as_array(distance), as_array(np.full(_SOURCES, 1 / _SOURCES)), table, shells.pieces)
 
 
 def _bias(bias: Any, k: np.ndarray) -> np.ndarray:
@@ -258,12 +281,21 @@ def _waves(ell: Array, distance: Array, middle: Array, length: Array, table: Gro
 
 @jit
 def _spectra(weights: Array, shares: Any, linear: Array, factor: Array, resolved: list[Array], galaxies: Any) -> Array:
-    """Sums over slabs for all pairs of maps; weights are of shells where these have shares in the slabs."""
+    """Sums over slabs for all pairs of maps; weights are of shells where these have shares in the slabs.
+
+    The last ones are of the magnification of galaxies.
+    """
     weights = weights if shares is None else matmul(weights, shares.astype(weights.dtype))
     powers = [linear.reshape(factor.shape) * factor * share for share in resolved]
-    fields = [(weight[None], 0) for weight in weights]
-    fields += [(jnp.asarray(bias) * share.astype(factor.dtype)[None], 1) for bias, share in galaxies]
-    return jnp.stack([jnp.stack([jnp.sum(x * y * powers[i + j], -1) for y, j in fields]) for x, i in fields])
+    fields = [[(weight[None], 0)] for weight in weights]
+    for field, (bias, share) in zip(fields[len(fields) - len(galaxies) :], galaxies, strict=True):
+        field.append((jnp.asarray(bias) * share.astype(factor.dtype)[None], 1))
+
+    def pair(one: Any, other: Any) -> Array:
+        terms = [jnp.sum(x * y * powers[i + j], -1) for (x, i), (y, j) in itertools.product(one, other)]
+        return sum(terms[1:], terms[0])
+
+    return jnp.stack([jnp.stack([pair(one, other) for other in fields]) for one in fields])
 
 
 def _slabs_of(cone: LightCone) -> np.ndarray:

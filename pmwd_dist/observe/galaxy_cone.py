@@ -119,7 +119,7 @@ class ConeGalaxies:
     Args:
       survey, key, weights, observer: arguments of `galaxy_light_cone`.
       times: scale factors at which steps begin and end.
-      bins: edges of bins of redshift, and the linear bias by wavenumber, for spectra; default: none.
+      bins: edges of bins of redshift, linear bias by wavenumber and slope of counts, for spectra; default: none.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class ConeGalaxies:
         key: Array,
         weights: Weights | None = None,
         observer: Sequence[float] | None = None,
-        bins: tuple[Sequence[float], Any] | None = None,
+        bins: tuple[Sequence[float], Any, float] | None = None,
     ):
         check_survey(survey)
         check_key(key)

@@ -69,7 +69,7 @@ def lensing_weights(
     _check_horizon(bounds.edges[-1], table)
 
     def of_bin(source: Source) -> Array:
-        weights = _weights(*source_distances(source, table, bounds.edges[0]), table, bounds.pieces)
+        weights = weights_of_sources(*source_distances(source, table, bounds.edges[0]), table, bounds.pieces)
         return weights if alignment is None else weights + _aligned(source, alignment, table, bounds)
 
     bins = list(map(of_bin, bins_of(source)))
@@ -132,7 +132,8 @@ def _alignment(
 
 
 @jit
-def _weights(distance: Array, share: Array, table: GrowthTable, pieces: tuple[Array, ...]) -> Array:
+def weights_of_sources(distance: Array, share: Array, table: GrowthTable, pieces: tuple[Array, ...]) -> Array:
+    """Weights of shells of these pieces, by sources at distances, which have shares of all."""
     distance = jnp.maximum(distance, 1e-3)
     low, length, first, slope = (x.astype(distance.dtype) for x in pieces)
     t, weight = (jnp.asarray(x, distance.dtype)[None] / 2 for x in (1 + POINTS, WEIGHTS))
@@ -219,7 +220,7 @@ def coverage_warning(cone: LightCone, table: GrowthTable, source: Source) -> str
         distance, share = source_distances(source, table, cone.edges[0])
         farthest = float(np.max(np.asarray(distance)))
         both = cone.shells, Shells((0.0, farthest), 1, "nearest")
-        inside, whole = (np.sum(np.asarray(_weights(distance, share, table, x.pieces))) for x in both)
+        inside, whole = (np.sum(np.asarray(weights_of_sources(distance, share, table, x.pieces))) for x in both)
     if (outside := 1 - inside / whole) < _UNCOVERED:
         return None
     shells = f"{cone.edges[0]:g} to {cone.edges[-1]:g} Mpc/h"

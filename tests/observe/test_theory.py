@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.integrate import quad
+from scipy.integrate import cumulative_trapezoid, quad
 
 import pmwd_dist as pmd
 from pmwd_dist.observe.angular_power import share_beyond_box
@@ -166,6 +166,18 @@ def test_limber_power_is_the_integral():
         np.testing.assert_allclose(found[galaxies - 1, 1], expected, rtol=1e-3)
     np.testing.assert_array_equal(found[0, 1], found[1, 0])
 
+    magnified = [(z, number, 1.5, 0.9)]
+    found = pmd.observe.limber_power(ell, power, EinsteinDeSitter, (0.0, 2000.0), source, galaxies=magnified)
+    x = np.append(np.linspace(1e-2, ends[0], 4001)[:-1], np.linspace(*ends, 8001))
+    a = (1 - x / (2 * hubble)) ** 2
+    density = np.where(x < ends[0], 0, (1 + 10 * (1 / a - 1.2)) / 0.4 / hubble * a**-1.5)
+    behind = [cumulative_trapezoid(-y[::-1], x[::-1], initial=0)[::-1] for y in (density, density / x)]
+    kernel = 1.5 / hubble**2 * x / a
+    galaxies = 1.5 * density + (5 * 0.9 - 2) * kernel * (behind[0] - x * behind[1])
+    for i, weight in enumerate((kernel * (chi - x) / chi, galaxies)):
+        expected = np.trapezoid(galaxies * weight * (a / x) ** 2 * power((ell[:, None] + 0.5) / x), x)
+        np.testing.assert_allclose(found[i, 1], expected, rtol=1e-3)
+
 
 @pytest.mark.parametrize("width", [0.1, 2e-3])
 def test_thin_bins_and_few_redshifts_of_n_z_are_resolved(width: float) -> None:
@@ -241,10 +253,11 @@ COLUMNS = np.array([[0.1, 0.2], [1.0, 1.0]])  # of n(z)
         ({"source": (np.arange(50.0)[::-1], np.ones(50))}, r"source=\[49.0, 48.0(, [\d.]*){4}, \.\.\.\] must ascend"),
         (
             {"galaxies": (*COLUMNS, 1.0)},
-            r"galaxies must be a list of \(z, n, bias\); for example",
+            r"galaxies must be a list of \(z, n, bias\) or \(z, n, bias, s\); for example",
         ),
         ({"galaxies": [(COLUMNS[0] + 9, COLUMNS[1], 1.0)]}, "galaxies have a bin beyond the last edge, 2000 Mpc"),
         ({"galaxies": [(*COLUMNS, "x")]}, "bias.* must be a finite number"),
+        ({"galaxies": [(*COLUMNS, 1.0, np.nan)]}, "s=nan must be a finite number"),
         (
             {"galaxies": [(*COLUMNS, lambda k: k * np.inf)]},
             "galaxies have a bias that is not finite",

@@ -50,6 +50,7 @@ ALL = (
     "observe.galaxies.observer=[0, 0, 5]",
     "observe.galaxies.redshift_bins=[0.004, 0.012, 0.02]",
     "observe.galaxies.sky='sky.npy'",
+    "observe.galaxies.magnification=0.9",
     "observe.bispectrum={shells=2}",
     "observe.cross={}",
     "observe.pdf={bins=4, low=0.1}",
@@ -345,9 +346,12 @@ def test_lensing_of_bins_of_sources_and_galaxies(whole: SimulationJob):
         columns = {name: values[:] for name, values in file.items()}
     maps = pmd.observe.galaxy_maps(columns, survey, table, cone, [0.004, 0.012, 0.02], field=10.0, pixels=4)
     with h5py.File(whole.folder / "light_cone.hdf5") as file:
-        np.testing.assert_allclose(file["galaxies"][:], maps.overdensity, rtol=1e-9)
+        own = jax.jit(partial(pmd.observe.convergence, cosmo=table, cone=cone, source=maps.n_z, **view))
+        magnified = 2.5 * maps.seen * np.asarray(own(jnp.asarray(file["mass"][:])))
+        assert np.abs(magnified).max() > 1e-6
+        np.testing.assert_allclose(file["galaxies"][:], maps.overdensity + magnified, rtol=1e-9)
         np.testing.assert_array_equal(file["seen"][:], maps.seen)
-    delta, share = jnp.asarray(maps.overdensity), np.mean(maps.seen)
+    delta, share = jnp.asarray(maps.overdensity + magnified), np.mean(maps.seen)
     cross = np.asarray(pmd.observe.angular_power(jnp.asarray(kappa[1]), delta[0], side=10.0).power)[some] / share
     own = np.asarray(pmd.observe.angular_power(delta[0], side=10.0).power)[some] / np.mean(maps.seen**2)
     noise = maps.shot_noise[0] / np.mean(maps.seen**2)
@@ -356,7 +360,7 @@ def test_lensing_of_bins_of_sources_and_galaxies(whole: SimulationJob):
     np.testing.assert_allclose(found["shot noise galaxies 1"], noise, rtol=1e-6)
     scatter = np.sqrt((other * own + cross**2) / found["modes"] * np.mean(maps.seen**2) / share**2)
     np.testing.assert_allclose(found["error bin 2 x galaxies 1"], scatter, rtol=1e-6)
-    samples = [(*n_z, lambda k: 1 + 0.5 * jnp.exp(-8 * k**2)) for n_z in maps.n_z]
+    samples = [(*n_z, lambda k: 1 + 0.5 * jnp.exp(-8 * k**2), 0.9) for n_z in maps.n_z]
     given = spectrum.ell[some], simulation.linear_power, table, edges, bins
     linear = pmd.observe.limber_power(*given, galaxies=samples, cone=cone, pixel=2.5)
     for name, pair in {
@@ -471,6 +475,7 @@ def test_counts_have_the_power_of_the_table(tmp_path: Path):
         ("observe.galaxies.catalogue=true", "catalogue: needs observe.galaxies.number_density"),
         ("observe.galaxies.light_cone=true", "observe.galaxies.n_z: is needed on a light cone, light_cone = true"),
         ("observe.galaxies.redshift_bins=[0, 1]", "redshift_bins: has no effect without light_cone = true"),
+        ("observe.galaxies.magnification=0.5", "magnification: has no effect without redshift_bins; leave it out"),
         (GALAXIES, r"galaxies.redshift_bins: need a section \[observe.light_cone\]"),
         (f"{GALAXIES} --set observe.light_cone={{}}", "redshift_bins: need observe.light_cone.shift = false"),
         ("observe.galaxies.number_density=1e5", "must be at most 1.56e.04: 6.4e.06 galaxies a cell are expected"),

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field
 
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
+from pmwd_dist.observe.angular_power import UNMAGNIFIED
 from pmwd_dist.observe.bias import LARGEST_BIAS, LagrangianBias, bias_weights, tracer_density
 from pmwd_dist.observe.catalogue import MOST_GALAXIES
 from pmwd_dist.observe.counts import MAX_CUT, MOST_IN_A_CELL, expected_counts, negative_shares, weighted_overdensity
@@ -110,6 +111,13 @@ class Galaxies(TableOutput):
         None,
         [0.1, 0.2, 0.4],
     )
+    magnification: float = about(
+        "slope s of counts by magnitude, d log10 N / dm: maps of redshift_bins get (5 s - 2) times the convergence",
+        UNMAGNIFIED,
+        0.7,
+        ge=-10,
+        le=10,
+    )
     completeness: float = about("share of the galaxies that the survey sees", 1.0, gt=0, le=1)
     redshift_error: float = about("standard deviation of errors of Z / (1 + Z)", 0.0, ge=0, le=0.2)
     observer: Place | None = OBSERVER
@@ -134,6 +142,8 @@ class Galaxies(TableOutput):
         for key in ("sky", "completeness", "redshift_error", "observer", "redshift_bins"):
             if not self.light_cone and getattr(self, key) != type(self).model_fields[key].default:
                 yield f"observe.galaxies.{key}: has no effect without light_cone = true; leave it out"
+        if self.redshift_bins is None and self.magnification != UNMAGNIFIED:
+            yield "observe.galaxies.magnification: has no effect without redshift_bins; leave it out"
         volume = math.prod(box.size)
         limits = [(volume / math.prod(box.mesh), MOST_IN_A_CELL, "a cell")]
         limits += [(volume, MOST_GALAXIES, "in the catalogue")] if self.catalogue else []

@@ -98,7 +98,7 @@ class GalaxyCone(OfGalaxies):
                 key=simulation.key(1),  # not those at single times
                 weights=lambda a: self.galaxies.weights_at(a, modes, simulation),
                 observer=self.galaxies.observer,
-                bins=None if bins is None else (bins, self.galaxies.linear_bias),
+                bins=None if bins is None else (bins, self.galaxies.linear_bias, self.galaxies.magnification),
             )
         except ArgumentError as error:
             raise SimulationError(f"observe.galaxies: {error.argument} {error.reason}") from error

@@ -26,7 +26,7 @@ from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.io.snapshot import content
 from pmwd_dist.observe import lensing
-from pmwd_dist.observe.angular_power import AngularPower, all_powers, limber_power, share_beyond_box
+from pmwd_dist.observe.angular_power import UNMAGNIFIED, AngularPower, all_powers, limber_power, share_beyond_box
 from pmwd_dist.observe.flat_sky import ACROSS, FlatSkyLightCone
 from pmwd_dist.observe.galaxy_cone import ConeGalaxies
 from pmwd_dist.observe.galaxy_maps import GalaxyMaps, galaxy_maps
@@ -266,8 +266,8 @@ class LightCone(Output):
             pieces[name] = values, {"axes": "source, " + ("component, " * (name == "shear")) + "pixels"}
         tracers = None
         if cone_galaxies is not None and cone_galaxies.bins is not None:
-            about["redshift_bins"], bias = cone_galaxies.bins
-            tracers = galaxies, _ = _maps_of(cone_galaxies, cone, view), bias
+            about["redshift_bins"], *tracer = cone_galaxies.bins
+            tracers = galaxies, _ = _maps_of(cone_galaxies, shells, cone, view), tracer
             pieces["galaxies"] = jnp.asarray(galaxies.overdensity), {"axes": "bin, pixels"}
             pieces["seen"] = jnp.asarray(galaxies.seen), {"axes": "pixels"}
         about["units"] = "edges, box_size, observer: Mpc/h; field: degrees"
@@ -294,17 +294,17 @@ class LightCone(Output):
     ) -> Table:
         """C_l of all pairs of maps, their Gaussian scatter, and C_l of linear theory with the windows of the maps.
 
-        Galaxies and their linear bias may follow the sources.
+        Galaxies, their linear bias and slope of counts may follow the sources.
         """
         cone: Any = simulation.light_cone
         values, labels, seen, noise = np.asarray(maps), self.labels, [np.ones(1)] * len(maps), np.zeros(len(maps))
         options: dict[str, Any] = {"cone": cone}
         if tracers is not None:
-            galaxies, bias = tracers
+            galaxies, tracer = tracers
             values = np.concatenate([values, np.asarray(galaxies.overdensity, values.dtype)])
             labels = [*labels, *(f"galaxies {i + 1}" for i in range(len(galaxies.n_z)))]
             seen, noise = [*seen, *[galaxies.seen] * len(galaxies.n_z)], np.append(noise, galaxies.shot_noise)
-            options |= {"galaxies": [(*n_z, bias) for n_z in galaxies.n_z], "pixel": side and side / self.rays}
+            options |= {"galaxies": [(*n_z, *tracer) for n_z in galaxies.n_z], "pixel": side and side / self.rays}
         measured = {pair: x if side is not None else _binned(x) for pair, x in all_powers(values, side).items()}
         filled = np.asarray(measured[0, 0].modes) > 0
         ell, modes = (np.asarray(x, float)[filled] for x in (measured[0, 0].ell, measured[0, 0].modes))
@@ -361,13 +361,21 @@ def _panel(table: Table, names: list[str]) -> dict[str, Any]:
     return {"spectra": spectra, "linear": [table[f"linear {x}"] for x in names], "labels": labels}
 
 
-def _maps_of(galaxies: ConeGalaxies, cone: ShellLightCone, view: dict[str, Any]) -> GalaxyMaps:
-    """Maps of galaxies in the pixels of the convergence; SimulationError if a bin has none."""
-    grid, (bins, _) = {key: view.get(key) for key in ("field", "pixels")}, galaxies.bins or ((), None)
+def _maps_of(galaxies: ConeGalaxies, shells: Array, cone: ShellLightCone, view: dict[str, Any]) -> GalaxyMaps:
+    """Magnified maps of galaxies in the pixels of the convergence; SimulationError if a bin has none."""
+    grid, (bins, _, slope) = {key: view.get(key) for key in ("field", "pixels")}, galaxies.bins or ((), None, 0.0)
     try:
-        return galaxy_maps(galaxies.catalogue().columns, galaxies.survey, galaxies.table, cone, bins, **grid)
+        maps = galaxy_maps(galaxies.catalogue().columns, galaxies.survey, galaxies.table, cone, bins, **grid)
     except ArgumentError as error:
         raise SimulationError(f"observe.galaxies.redshift_bins: {error.reason}") from error
+    if slope == UNMAGNIFIED:
+        return maps
+
+    def see(shells: Array, table: GrowthTable, bins: Any) -> Array:
+        return lensing.convergence(shells, table, cone, source=bins, **view)
+
+    kappa = jit(see, out_shardings=cone.config.decomposition.replicated)(shells, galaxies.table, maps.n_z)
+    return maps._replace(overdensity=maps.overdensity + (5 * slope - 2) * maps.seen * np.asarray(kappa))
 
 
 def place_of(cone: ShellLightCone) -> tuple[float, ...]:
