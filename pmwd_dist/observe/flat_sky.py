@@ -42,7 +42,7 @@ class FlatSkyLightCone(shells.ShellLightCone):
     temporarily holds the contributions of its particles to all pixels.
 
     Args:
-      config: configuration of the simulation, which ends at a = 1 or before.
+      config: configuration of the simulation; steps after a = 1 add nothing.
       edges: edges of the shells in comoving distance, ascending [Mpc/h].
       pixels: pixels of a plane along its two axes; an int or two; default: the cells of the mesh.
       observer: position of the observer along the line of sight, in the box [Mpc/h].

@@ -61,7 +61,7 @@ def galaxy_light_cone(
     Args:
       particles: particles at a_start, from `lpt`.
       cosmo: cosmology, or its `growth_table`.
-      config: configuration of the simulation, which ends at a = 1 or before. With a survey up to the first or last
+      config: configuration of the simulation; steps after a = 1 add nothing. With a survey up to the first or last
         redshift of the simulation the galaxies are missing there that velocities bring in from beyond.
       survey: number density, mask and errors of the survey.
       key: key of the random numbers.

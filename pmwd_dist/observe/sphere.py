@@ -39,7 +39,7 @@ class SphericalLightCone(shells.ShellLightCone):
     shape (shells, 12 nside^2), by pixel in RING order, and are divided over devices along the pixels.
 
     Args:
-      config: configuration of the simulation, which ends at a = 1 or before.
+      config: configuration of the simulation; steps after a = 1 add nothing.
       edges: edges of the shells in comoving distance, ascending [Mpc/h].
       nside: pixels along the side of a HEALPix base pixel; any number.
       observer: position of the observer in the box [Mpc/h]; default: the centre.
