@@ -44,7 +44,8 @@ def test_groups_of_blocks_have_the_sum_and_its_derivatives(at_once: int, monkeyp
 
     def ours(vectors: Any, numbers: Any, shared: Any) -> Any:
         lattice = split(vectors, parts_of(SHAPE)), split(numbers, parts_of(SHAPE))
-        total = deposit(piece, lattice, given[0], given[1], jnp.asarray(shared), jnp.asarray(WANTED), SIZE)
+        one_part = lambda *x: jax.tree.map(lambda y: y[None], piece(*x))  # noqa: E731
+        total = deposit(one_part, lattice, given[0], given[1], jnp.asarray(shared), jnp.asarray(WANTED), SIZE)
         return jnp.sum(total * jnp.arange(1.0, 6.0)), total
 
     def derivatives(function: Any) -> Any:
