@@ -27,7 +27,7 @@ from pmwd_dist.run.settings.section import about
 from pmwd_dist.run.settings.simulation_sections import Box
 
 POLES = (0, 2, 4)
-_FEW = 24  # number of bins whose modes are listed: at most 60,000
+_LISTED = 400_000  # modes that are listed, of the first bins
 SHOT_NOISE = "P0 holds no shot noise: a Poisson sample of the field has P0 + shot noise; its scatter is {} the errors"
 # Interlaced spectra are right to 0.4 % of the monopole up to there.
 K_MAX: Any = about(
@@ -115,7 +115,7 @@ def _scatter(
     A mode and its conjugate count twice but scatter as one.
     """
     rows = []
-    for power, (b, f), number, mu in zip(monopole, factors.T, modes, _cosines(config, axis, len(modes)), strict=True):
+    for power, (b, f), number, mu in zip(monopole, factors.T, modes, _cosines(config, axis, modes), strict=True):
         of_mu = (b + f * mu**2) ** 2
         of_mu = power * of_mu / max(np.mean(of_mu), 1e-30) + noise
         values = [of_mu * np.polynomial.legendre.Legendre.basis(pole)(mu) for pole in POLES]
@@ -123,14 +123,14 @@ def _scatter(
     return np.transpose(rows) * (2 * np.asarray(POLES)[:, None] + 1)
 
 
-def _cosines(config: Config, axis: Axis, bins: int) -> Iterator[np.ndarray]:
+def _cosines(config: Config, axis: Axis, modes: np.ndarray) -> Iterator[np.ndarray]:
     """Cosines of the angles to an axis in each bin: of its modes, or at equal distances where they are many."""
-    step = 2 * math.pi / max(config.box_size)
+    step, few = 2 * math.pi / max(config.box_size), int(np.searchsorted(np.cumsum(modes), _LISTED, side="right"))
     sides = zip(config.mesh_shape, config.box_size, strict=True)
     waves = [2 * math.pi / length * np.fft.fftfreq(n, 1 / n) for n, length in sides]
-    waves = np.meshgrid(*(k[abs(k) < (_FEW + 1) * step] for k in waves), indexing="ij")
+    waves = np.meshgrid(*(k[abs(k) < (few + 1) * step] for k in waves), indexing="ij")
     modulus = np.sqrt(sum(k**2 for k in waves))
-    for i in range(1, bins + 1):
-        among = np.rint(modulus / step) == i
-        few = i <= _FEW and among.any()
-        yield waves["xyz".index(axis)][among] / modulus[among] if few else (np.arange(64) + 0.5) / 64
+    bins = np.rint(modulus / step)
+    for i in range(1, len(modes) + 1):
+        among = (bins == i) & (i <= few)
+        yield waves["xyz".index(axis)][among] / modulus[among] if among.any() else (np.arange(64) + 0.5) / 64
