@@ -92,9 +92,10 @@ def poles_table(
     columns = {"k": np.asarray(measured.k, float)}
     columns |= {f"P{pole}": row for pole, row in zip(POLES, power, strict=True)}
     linear = np.asarray(theory.power, float)
-    k = jnp.where(some, measured.k, 1.0)
-    rate = 0.0 if real_space else view.simulation.growth.linear(k, view.a)[1]
-    factors = np.stack(jnp.broadcast_arrays(bias(k) if callable(bias) else bias, rate, k)[:2], dtype=float)
+    nodes = jnp.asarray(observed.mesh_nodes(config))  # as in linear theory, whose programs serve again
+    rate = 0.0 if real_space else view.simulation.growth.linear(nodes, view.a)[1]
+    at_nodes = np.broadcast_arrays(bias(nodes) if callable(bias) else bias, rate, nodes)
+    factors = np.stack([np.interp(columns["k"], at_nodes[2], x) for x in at_nodes[:2]])
     errors = _scatter(power[0], factors, modes, noise, config, output.line_of_sight)
     columns |= {f"error of P{pole}": row for pole, row in zip(POLES, errors, strict=True)}
     columns["modes"] = modes
