@@ -16,7 +16,8 @@ from pmwd_dist.report.style import DPI
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.outputs.slices import Slices
 
-_MARKS = {".gif": "NETSCAPE2.0", ".mp4": "ftyp"}  # of an animation, near its beginning
+# Of animations, near their beginning.
+_MARKS = {".gif": "NETSCAPE2.0", ".mp4": "ftyp", ".mkv": "matroska", ".webm": "webm", ".avi": "AVI "}
 
 
 def write_movie(folder: Path, output: Path | None = None, *, fps: int = 8) -> Path:
@@ -34,7 +35,7 @@ def write_movie(folder: Path, output: Path | None = None, *, fps: int = 8) -> Pa
     path = output or folder / "movie.gif"
     if not path.parent.is_dir():
         raise ArgumentError("--output", str(path), "is in a folder that does not exist")
-    check_outputs([], {path: _MARKS.get(path.suffix.lower(), "")})
+    check_outputs([], {path: _MARKS.get(path.suffix.lower(), "no mark is known")})
     kind = "pillow" if path.suffix.lower() == ".gif" else "ffmpeg"
     if not writers.is_available(kind):
         raise ArgumentError("--output", str(path), "needs ffmpeg", "install it, or choose a name that ends with .gif")

@@ -92,7 +92,8 @@ def check_outputs(files: Sequence[Path], outputs: Mapping[Path, str]) -> None:
             raise ArgumentError("--output", str(path), "is a file of the snapshot", "use another name")
         if path.exists():
             with open_regular(path) as file:
-                if mark.encode() not in file.read(_BEGINNING):
+                beginning = file.read(_BEGINNING)
+                if beginning and mark.encode() not in beginning:
                     raise ArgumentError("--output", str(path), "is a file of another kind", "use another name")
 
 

@@ -68,7 +68,8 @@ def white_noise(
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
         raise ArgumentError("dtype", dtype, "must be a type of real floating-point numbers")
     dtype = jnp.dtype(dtype or jnp.result_type(float))
-    if config.decomposition.platform == "cpu" and not isinstance(key, Tracer):  # XLA may end the process
+    runs = not any(isinstance(x, Tracer) for x in (key, jnp.zeros(())))
+    if runs and config.decomposition.platform == "cpu":  # XLA may end the process
         need, (_, total) = dtype.itemsize * math.prod(config.particle_shape) / jax.process_count(), available_memory()
         if need > total:
             constraint = f"needs {size(need)} of memory, and this machine has {size(total)}"

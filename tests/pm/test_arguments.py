@@ -226,6 +226,11 @@ def test_misuse_names_argument_value_and_remedy(call: Any, message: str) -> None
     assert "\n" not in str(caught.value)
 
 
+def test_noise_beyond_the_memory_can_be_planned():
+    planned = jax.eval_shape(lambda: pmd.white_noise(jax.random.key(0), pmd.Config(1.0, 10**5)))
+    assert planned.shape == (10**5,) * 3
+
+
 SWAPPED = r"config is a .* and must be a pmwd_dist.Config; it follows the cosmology or the field"
 
 

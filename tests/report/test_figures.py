@@ -325,11 +325,11 @@ def test_a_movie_has_a_frame_for_each_slice(tmp_path: Path, monkeypatch: pytest.
         write_movie(tmp_path, tmp_path / "movie.mp4")
     with pytest.raises(ValueError, match=r"--output=.*no/movie.gif' is in a folder that does not exist"):
         write_movie(tmp_path, tmp_path / "no" / "movie.gif")
-    photo = tmp_path / "photo.gif"
-    photo.write_bytes(b"GIF89a of one frame")
-    with pytest.raises(ValueError, match=r"--output=.*photo.gif' is a file of another kind; use another name"):
-        write_movie(tmp_path, photo)
-    photo.unlink()
+    for photo in (tmp_path / "photo.gif", tmp_path / "photo.png"):
+        photo.write_bytes(b"GIF89a of one frame")
+        with pytest.raises(ValueError, match=r"--output=.*photo.*' is a file of another kind; use another name"):
+            write_movie(tmp_path, photo)
+        photo.unlink()
     files = {"density_z0.000.npz", "density_z1.000.npz", "density_z3.000.npz", "movie.gif", "manifest.json"}
     assert {path.name for path in tmp_path.iterdir()} == files
 
