@@ -334,6 +334,7 @@ def test_lensing_of_bins_of_sources_and_galaxies(whole: SimulationJob):
             np.testing.assert_allclose(found, values, rtol=1e-9, atol=1e-12)
         np.testing.assert_array_equal(file.attrs["n(z) of bin 2"], [NZ[0], NZ[2]])
     found = read_table(whole.folder / "convergence_power.csv")
+    assert "a slope of counts of 0.9" in (whole.folder / "convergence_power.csv").read_text()
     spectrum = pmd.observe.angular_power(jnp.asarray(kappa[0]), jnp.asarray(kappa[1]), side=10.0)
     some = np.asarray(spectrum.modes) > 0
     np.testing.assert_allclose(found["C_l bin 1 x bin 2"], spectrum.power[some], rtol=1e-6)
@@ -348,7 +349,7 @@ def test_lensing_of_bins_of_sources_and_galaxies(whole: SimulationJob):
     with h5py.File(whole.folder / "light_cone.hdf5") as file:
         own = jax.jit(partial(pmd.observe.convergence, cosmo=table, cone=cone, source=maps.n_z, **view))
         magnified = 2.5 * maps.seen * np.asarray(own(jnp.asarray(file["mass"][:])))
-        assert np.abs(magnified).max() > 1e-6
+        assert np.abs(magnified).max() > 1e-6 and file.attrs["magnification"] == 0.9
         np.testing.assert_allclose(file["galaxies"][:], maps.overdensity + magnified, rtol=1e-9)
         np.testing.assert_array_equal(file["seen"][:], maps.seen)
     delta, share = jnp.asarray(maps.overdensity + magnified), np.mean(maps.seen)

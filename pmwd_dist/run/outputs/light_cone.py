@@ -267,7 +267,7 @@ class LightCone(Output):
         tracers = None
         if cone_galaxies is not None and cone_galaxies.bins is not None:
             about["redshift_bins"], *tracer = cone_galaxies.bins
-            tracers = galaxies, _ = _maps_of(cone_galaxies, shells, cone, view), tracer
+            tracers = galaxies, (_, about["magnification"]) = _maps_of(cone_galaxies, shells, cone, view), tracer
             pieces["galaxies"] = jnp.asarray(galaxies.overdensity), {"axes": "bin, pixels"}
             pieces["seen"] = jnp.asarray(galaxies.seen), {"axes": "pixels"}
         about["units"] = "edges, box_size, observer: Mpc/h; field: degrees"
@@ -326,6 +326,8 @@ class LightCone(Output):
         note = (
             "linear: with the window of the pixels, for waves that fit into the box and on the lattice of the particles"
         )
+        if tracers is not None and tracers[1][-1] != UNMAGNIFIED:
+            note += f"; galaxies are magnified, with a slope of counts of {tracers[1][-1]:g}"
         return Table(f"convergence of {where}", columns, {}, note)
 
     @classmethod
