@@ -174,6 +174,7 @@ def convergence(
     return figure_of(ax)
 
 
+@styled(outward=True)
 def lensed_maps(
     names: Sequence[str],
     maps: np.ndarray,
@@ -201,8 +202,8 @@ def lensed_maps(
     figure = Figure(figsize=(width, 5.6 * len(rows)), layout="constrained")
     parts: Any = figure.subfigures(len(rows), 1, squeeze=False)
     for part, row in zip(parts[:, 0], rows, strict=True):
-        for ax, draw in zip(part.subplots(1, len(row), squeeze=False)[0], row, strict=True):
-            draw(axes=ax)
+        for i, draw in enumerate(row, 1):
+            draw(axes=part.add_subplot(1, len(row), i))
     return figure
 
 

@@ -23,6 +23,7 @@ from PIL import Image
 from pmwd_dist.cli.movie import write_movie
 from pmwd_dist.io.arrays import Arrays, write_arrays
 from pmwd_dist.report import drawing, plot
+from pmwd_dist.report.fields import lensed_maps
 from pmwd_dist.report.tables import Table, read_table, write_table
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.outputs.power import Power, spectrum_table
@@ -298,6 +299,8 @@ def test_tables_and_maps_of_observables_are_drawn_from_their_files(tmp_path: Pat
     assert all(path.stat().st_size > 10_000 for path in drawn)
     with Image.open(tmp_path / "convergence.png") as image:  # a row of each kind, three panels of spectra
         assert image.width / image.height == pytest.approx(3 * 6.6 / (3 * 5.6), rel=0.01)
+    alone, among = plot.convergence(np.eye(4), field=1.0), lensed_maps(["z = 1"], np.eye(4)[None], field=1.0)
+    assert among.axes[0].xaxis.label.get_size() == alone.axes[0].xaxis.label.get_size()
     (tmp_path / "pdf_z0.500.csv").write_text("# nothing\nof,this\n1,2\n")
     with pytest.raises(ValueError, match=r"pdf_z0.500.csv: has no column 'density'"):
         redraw(tmp_path)
