@@ -205,25 +205,15 @@ def limber_power(
     table, (near, *_, last) = growth_table_to(2, cosmo), check_ascending(edges, "edges")
     if cone is not None and (len(edges) != len(cone.edges) or not np.allclose(edges, cone.edges)):
         raise ArgumentError("edges", list(edges), f"must be those of the cone, {list(cone.edges)}")
-    bins = bins_of(source)
-    if not (isinstance(galaxies, Sequence) and all(isinstance(x, tuple | list) and 3 <= len(x) <= 4 for x in galaxies)):
-        constraint, remedy = "must be a list of (z, n, bias) or (z, n, bias, s)", "for example [(z, n, 1.5)]"
-        raise ArgumentError("galaxies", None, constraint, remedy, show_value=False)
-    samples = [(*x, UNMAGNIFIED)[:4] for x in galaxies]
-    for *_, bias, slope in samples:
-        check_number(0 if callable(bias) else bias, "bias")
-        check_number(slope, "s")
+    bins, samples = bins_of(source), _samples(galaxies)
     every = [*bins, *((z, n) for z, n, *_ in samples)]
     far = min(last, max(float(np.max(np.asarray(source_distances(one, table, near)[0]))) for one in every))
-    slabs = np.linspace(near, far, _SLABS + 1) if cone is None else _slabs_of(cone)
     counted = [_counted(z, n, table) for z, n, *_ in samples]
     if any(np.interp(last, at, share) == 0 for share, at in counted):
         constraint = f"have a bin beyond the last edge, {last:g} Mpc/h"
         raise ArgumentError("galaxies", None, constraint, "use farther edges, or leave it out", show_value=False)
     aligned = [_counted(*one, table) for one in bins if alignment and cone is None and isinstance(one, tuple)]
-    for share, at in counted + aligned:
-        ends = np.append(np.interp(np.arange(_PARTS) / _PARTS, share, at), at[np.searchsorted(share, 1)])
-        slabs = np.union1d(slabs, np.clip(ends, slabs[0], slabs[-1]))
+    slabs = _slabs(np.linspace(near, far, _SLABS + 1) if cone is None else _slabs_of(cone), counted + aligned)
     distance = middle = (slabs[1:] + slabs[:-1]) / 2
     ell, shares = np.ravel(np.asarray(ell, float)), None
     shells = Shells(tuple(slabs.tolist()), 1, "nearest") if cone is None else cone.shells
@@ -245,6 +235,26 @@ def limber_power(
     tracers = [(_bias(bias, k), part) for (*_, bias, _), part in zip(samples, parts, strict=True)]
     spectra = _spectra(weights, shares, linear, factor, resolved, tracers)
     return spectra if isinstance(source, list) or galaxies else spectra[0, 0]
+
+
+def _samples(galaxies: Any) -> list[tuple[Any, ...]]:
+    """Bins of galaxies as (z, n, bias, s); ArgumentError for other ones."""
+    if not (isinstance(galaxies, Sequence) and all(isinstance(x, tuple | list) and 3 <= len(x) <= 4 for x in galaxies)):
+        constraint, remedy = "must be a list of (z, n, bias) or (z, n, bias, s)", "for example [(z, n, 1.5)]"
+        raise ArgumentError("galaxies", None, constraint, remedy, show_value=False)
+    samples = [(*x, UNMAGNIFIED)[:4] for x in galaxies]
+    for *_, bias, slope in samples:
+        check_number(0 if callable(bias) else bias, "bias")
+        check_number(slope, "s")
+    return samples
+
+
+def _slabs(ends: np.ndarray, counted: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """Ends of slabs, with further ones that divide each bin of galaxies into parts of equal number."""
+    for share, at in counted:
+        parts = np.append(np.interp(np.arange(_PARTS) / _PARTS, share, at), at[np.searchsorted(share, 1)])
+        ends = np.union1d(ends, np.clip(parts, ends[0], ends[-1]))
+    return ends
 
 
 def _counted(z: Any, n: Any, table: GrowthTable) -> tuple[np.ndarray, np.ndarray]:

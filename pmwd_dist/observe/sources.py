@@ -133,7 +133,7 @@ def _alignment(
 
 @jit
 def weights_of_sources(distance: Array, share: Array, table: GrowthTable, pieces: tuple[Array, ...]) -> Array:
-    """Weights of shells of these pieces, by sources at distances, which have shares of all."""
+    """Weights of shells with these pieces, for sources at distances [Mpc/h], of which each is a share."""
     distance = jnp.maximum(distance, 1e-3)
     low, length, first, slope = (x.astype(distance.dtype) for x in pieces)
     t, weight = (jnp.asarray(x, distance.dtype)[None] / 2 for x in (1 + POINTS, WEIGHTS))

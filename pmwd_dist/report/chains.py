@@ -125,11 +125,11 @@ def traces(draws: Any, *, truth: Mapping[str, float] | None = None, axes: Any = 
     return figure_of(panels[0])
 
 
-def _check_draws(draws: Any, name: str = "draws") -> None:
+def _check_draws(draws: Any) -> None:
     """Raise ArgumentError unless draws are finite numbers by name."""
-    check_type(draws, Mapping, name, "must be a mapping from names", "pass a chain, or draws by name")
+    check_type(draws, Mapping, "draws", "must be a mapping from names", "pass a chain, or draws by name")
     for parameter, x in draws.items():
-        check_number(x, f"{name}[{parameter!r}]", several=True, constant=True)
+        check_number(x, f"draws[{parameter!r}]", several=True, constant=True)
 
 
 @styled(outward=True)

@@ -151,6 +151,11 @@ def test_limber_power_is_the_integral():
     np.testing.assert_allclose(pairs[0, 1], [quad(crossed, 1e-3, near, (value,))[0] for value in ell], rtol=1e-3)
     np.testing.assert_array_equal(pairs[0, 1], pairs[1, 0])
 
+
+def test_limber_power_of_galaxies_is_the_integral():
+    """With a bias that depends on scale, and with magnification."""
+    source, ell, hubble = 0.7, np.array([100.0, 1000.0]), 2997.92458
+    chi = 2 * hubble * (1 - np.sqrt(1 / (1 + source)))
     z, number = np.linspace(0.2, 0.4, 2001), np.linspace(1.0, 3.0, 2001)
     ends, samples = 2 * hubble * (1 - np.sqrt(1 / (1 + z[[0, -1]]))), [(z, number, lambda k: 1.5 + k)]
     found = pmd.observe.limber_power(ell, power, EinsteinDeSitter, (0.0, 2000.0), source, galaxies=samples)
