@@ -23,10 +23,12 @@ import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.signal import fftconvolve
 
 import pmwd_dist as pmd
 from benchmarks.lensing_theory import Cosmology, Power, distance_of, limber, power_of, table
 from pmwd_dist.cosmology.distance import scale_factor_at
+from pmwd_dist.observe.angular_power import pixel_window
 
 AXES, RAYS = "xyz", 256
 SLABS = 16  # along the box, of which half are a shell
@@ -168,14 +170,19 @@ def simulate(sky: Sky, runs: int, views: int) -> tuple[np.ndarray, np.ndarray, P
             offsets = rng.uniform(0, box, (shells, 2))[np.arange(shells) // 2]
             seen.append(tapered_power(np.asarray(look(mass, jnp.asarray(offsets)), float), side, sky.bands))
         maps.append(np.mean(seen, axis=0))
-    k, own = np.asarray(saved.k, float)[0], np.log(np.mean(powers, axis=0))
+    power = between(at, np.asarray(saved.k, float)[0], np.mean(powers, axis=0))
+    return np.array(maps), np.array(planes), power
 
-    def power(wave: np.ndarray, a: float) -> np.ndarray:
-        x = float(pmd.comoving_distance(a, growth))
-        now = [np.interp(x, at, column) for column in own.T]
+
+def between(at: np.ndarray, k: np.ndarray, power: np.ndarray) -> Power:
+    """P(k, a) between those of a simulation at comoving distances; nothing beyond its last wavenumber."""
+    growth, logs = pmd.growth_table(Cosmology), np.log(power)
+
+    def interpolated(wave: np.ndarray, a: float) -> np.ndarray:
+        now = [np.interp(float(pmd.comoving_distance(a, growth)), at, column) for column in logs.T]
         return np.where(wave < k[-1], np.exp(np.interp(np.log(wave), np.log(k), now)), 0)
 
-    return np.array(maps), np.array(planes), power
+    return interpolated
 
 
 def flat(options: argparse.Namespace) -> None:
@@ -279,51 +286,76 @@ def print_table(columns: dict[str, list[str]]) -> None:
         print(f"| {' | '.join(row)} |")
 
 
-def sphere(options: argparse.Namespace) -> None:
-    import healpy
+def of_box(ells: np.ndarray, edges: np.ndarray, source: float, power: Power, box: float) -> np.ndarray:
+    """C_l of the matter between the first and the last edge, as a sum over the waves of a cubic box.
 
-    box, nside, source = options.box, options.nside, 0.2
-    config = pmd.Config(box_size=box, mesh_shape=options.mesh, particle_shape=options.particles, steps=options.steps,
-                        lpt_order=3, decomposition=(1, 1))  # fmt: skip
-    edges = np.linspace(0, distance_of(source), 9)
-    cone = pmd.observe.SphericalLightCone(config, edges, nside)
-    growth = pmd.growth_table(Cosmology)
+    It is Limber's integral over k = (l + 1/2) / distance with the number of waves in place of a density: the mean over
+    all places of an observer among repetitions of the box, in which a box of few waves differs by some percent.
+    """
+    most = int(((ells.max() + 0.5) / edges[0] * box / (2 * np.pi)) ** 2) + 1
+    one = np.zeros(most + 1)
+    one[np.arange(math.isqrt(most) + 1) ** 2] = 2
+    one[0] = 1
+    waves = np.rint(fftconvolve(fftconvolve(one, one)[: most + 1], one)[: most + 1])[1:]
+    k = 2 * np.pi / box * np.sqrt(np.arange(1, most + 1))
+    grid = np.linspace(edges[0], min(edges[-1], distance_of(source)), 401)
+    kernel, middle = np.asarray(pmd.observe.lensing_weights(grid, Cosmology, source)), (grid[1:] + grid[:-1]) / 2
+    total = np.zeros(len(ells))
+    for weight, x, near, far in zip(kernel / np.diff(grid), middle, grid[:-1], grid[1:], strict=True):
+        a = float(scale_factor_at(x, pmd.growth_table(Cosmology)))
+        sums = np.append(0, np.cumsum(waves * 2 * np.pi**2 / (k**2 * box**3) * power(k, a)))
+        inside = np.searchsorted(k, (ells + 0.5) / far), np.searchsorted(k, (ells + 0.5) / near)
+        total += weight**2 / (ells + 0.5) * (sums[inside[1]] - sums[inside[0]])
+    return total
+
+
+def sphere(options: argparse.Namespace) -> None:
+    box, n, nside, source = options.box, options.particles, options.nside, options.source
+    config = pmd.Config(box, options.mesh, n, steps=options.steps, lpt_order=3, decomposition=(1, 1))
+    fine = pmd.Config(box, options.pixels or 3 * n, n, decomposition=(1, 1))
+    growth, far = pmd.growth_table(Cosmology), distance_of(source)
+    edges = np.append(np.arange(box / 2, far - box / 16, box / 8), far)
+    places = np.random.default_rng(0).uniform(0, box, (options.views, 3)).tolist()
+    cones = [pmd.observe.SphericalLightCone(config, edges, nside, observer=place) for place in places]
+    at = np.linspace(edges[0], far, 16)
+    times = jnp.asarray(np.asarray(scale_factor_at(at, growth), float)[::-1].tolist())
+    saveat = diffrax.SaveAt(ts=times, fn=lambda _a, x, _: pmd.power_spectrum(pmd.density(x, fine), fine))
+
+    @partial(jax.jit, static_argnums=1)
+    def run(key: jax.Array, paired: bool) -> Any:
+        modes = pmd.linear_modes(pmd.white_noise(key, config, fixed=True, paired=paired), Cosmology, config)
+        see = lambda *step: tuple(cone(*step) for cone in cones)  # noqa: E731
+        solution = pmd.nbody(pmd.lpt(modes, growth, config), growth, config, accumulate=see, saveat=saveat)
+        return solution.accumulated, solution.status.code, solution.snapshots
 
     @jax.jit
-    def simulate(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        modes = pmd.linear_modes(pmd.white_noise(key, config), Cosmology, config, linear_power=table())
-        solution = pmd.nbody(pmd.lpt(modes, growth, config), growth, config, accumulate=cone)
-        return pmd.observe.convergence(solution.accumulated, growth, cone, source=source), solution.status.code
+    def spectrum(mass: jax.Array) -> Any:
+        kappa = pmd.observe.convergence(mass, growth, cones[0], source=source)
+        return pmd.observe.angular_power(kappa, bins=128)
 
-    spectra = []
+    bands = np.geomspace(max(30.0, options.low), options.high, options.bands + 1)
+    pixel, ratios = pixel_window(nside, math.ceil(options.high)) ** 2, []
     for seed in range(options.runs):
-        kappa, code = simulate(jax.random.key(seed))
-        assert code == 0
-        spectra.append(healpy.anafast(np.asarray(kappa, float)))
-    bands = np.array([8, 12, 18, 27, 40, 60])
-    # A mass is shared linearly by four pixels: in the mean over directions, as cloud-in-cell on squares of their area.
-    angle, side = (np.arange(16) + 0.5) * np.pi / 32, math.sqrt(4 * math.pi / (12 * nside**2))
-    x, y = (np.arange(len(spectra[0]))[:, None] * part(angle) * side / (2 * np.pi) for part in (np.cos, np.sin))
-    pixel = np.mean((np.sinc(x) * np.sinc(y)) ** 4, axis=1)
-    ell = np.arange(bands[0], bands[-1])
-    theory = {name: limber(ell, edges, source, power_of(name), low=2 * np.pi / box) * pixel[ell]
-              for name in ("HMcode2020", "linear")}  # fmt: skip
-    columns: dict[str, list[str]] = {name: [] for name in ("l", "C_l", "Gaussian error", *theory, "pixel window")}
-    for a, b in itertools.pairwise(bands):
-        modes = np.arange(a, b)
-        weight = 2 * modes + 1
-        value = np.mean([np.average(s[a:b], weights=weight) for s in spectra])
-        columns["l"].append(f"{a} to {b - 1}")
-        columns["C_l"].append(f"{value:.3e}")
-        columns["Gaussian error"].append(f"{math.sqrt(2 / (weight.sum() * options.runs)):.3f}")
-        for name, values in theory.items():
-            columns[name].append(f"{value / np.average(values[a - bands[0] : b - bands[0]], weights=weight):.3f}")
-        columns["pixel window"].append(f"{np.average(pixel[a:b], weights=weight):.3f}")
+        pair = [run(jax.random.key(seed), paired) for paired in (False, True)]
+        assert all(code == 0 for _, code, _ in pair)
+        saved = [x for *_, x in pair]
+        own = between(at, np.asarray(saved[0].k, float)[0], np.mean([x.power for x in saved], axis=0)[::-1])
+        for masses in zip(*(masses for masses, *_ in pair), strict=True):
+            seen = [spectrum(mass) for mass in masses]
+            ell, modes = (np.asarray(x, float) for x in (seen[0].ell, seen[0].modes))
+            some = (modes > 0) & (ell >= bands[0]) & (ell < bands[-1])
+            theory = of_box(ell[some], edges, source, own, box) * np.interp(ell[some], np.arange(len(pixel)), pixel)
+            found = np.mean([x.power for x in seen], axis=0)[some]
+            index = np.searchsorted(bands, ell[some], side="right") - 1
+            sums = [np.bincount(index, modes[some] * x, options.bands) for x in (found, theory)]
+            ratios.append(sums[0] / sums[1])
+    mean, error = np.mean(ratios, axis=0), np.std(ratios, axis=0) / math.sqrt(max(len(ratios) - 1, 1))
     print(
-        f"sphere: {options.particles}^3 particles, mesh {options.mesh}^3, {box:g} Mpc/h, {options.runs} runs, "
-        f"nside {nside}, sources at z = {source:g}; C_l over models"
+        f"sphere: {n}^3 particles, mesh {options.mesh}^3, {box:g} Mpc/h, nside {nside}, {options.runs} pairs, "
+        f"{options.views} observers each, {len(edges) - 1} shells, sources at z = {source:g}"
     )
-    print_table(columns)
+    columns = {"l": [f"{a:.0f} to {b:.0f}" for a, b in itertools.pairwise(bands)]}
+    print_table(columns | {"C_l / own P(k)": [f"{x:.4f}" for x in mean], "error": [f"{x:.4f}" for x in error]})
 
 
 def main() -> None:
