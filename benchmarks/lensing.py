@@ -1,12 +1,13 @@
-"""C_l of convergence maps against pyccl and healpy: `python -m benchmarks.lensing` (needs pyccl, camb and healpy).
+"""C_l of convergence maps against Limber's integral: `python -m benchmarks.lensing`.
 
-Simulations start from pyccl's linear P(k), by CAMB. Flat sky: the mean power in bands of l of maps along the three
-axes, tapered at the edges of the field, over Limber's integral of the simulations' own P(k), of HMcode2020's and of the
-linear one, of modes that the box has, with the windows of planes and rays; and of the periodic planes alone, over that
-of such slabs. Sphere: anafast of maps over the same, with the window of the pixels.
-Planes (without pyccl): the power of the planes of light cones of several observers along the three axes, over that of
-all slabs of snapshots at the mean distances of the shells, of pairs of simulations with fixed amplitudes. Both have the
-same modes and windows, so that only the light cone differs.
+Flat sky (needs pyccl and camb): the mean power in bands of l of maps along the three axes, tapered at the edges of the
+field, over Limber's integral of the simulations' own P(k), of HMcode2020's and of the linear one, of modes that the box
+has, with the windows of planes and rays; and of the periodic planes alone, over that of such slabs.
+Planes: the power of the planes of light cones of several observers along the three axes, over that of all slabs of
+snapshots at the mean distances of the shells, of pairs of simulations with fixed amplitudes. Both have the same modes
+and windows, so that only the light cone differs.
+Sphere: C_l of HEALPix maps of several observers over that of the simulations' own P(k), a sum over the waves of the box
+with the window of the pixels, of pairs of simulations with fixed amplitudes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import diffrax
@@ -252,16 +252,16 @@ def planes(options: argparse.Namespace) -> None:
 
     saveat = diffrax.SaveAt(ts=jnp.asarray(times.tolist()), fn=slabs)
 
-    @partial(jax.jit, static_argnums=1)
-    def run(key: jax.Array, paired: bool) -> Any:
-        modes = pmd.linear_modes(pmd.white_noise(key, config, fixed=True, paired=paired), Cosmology, config)
+    @jax.jit
+    def run(key: jax.Array, sign: float) -> Any:  # -1 for the other of a pair
+        modes = pmd.linear_modes(sign * pmd.white_noise(key, config, fixed=True), Cosmology, config)
         see = lambda *step: tuple(cone(*step) for cone in cones)  # noqa: E731
         solution = pmd.nbody(pmd.lpt(modes, growth, config), growth, config, accumulate=see, saveat=saveat)
         return solution.accumulated, solution.status.code, solution.snapshots
 
     seen, own = [], []
-    for seed, paired in itertools.product(range(options.runs), (False, True)):
-        masses, code, saved = run(jax.random.key(seed), paired)
+    for seed, sign in itertools.product(range(options.runs), (1.0, -1.0)):
+        masses, code, saved = run(jax.random.key(seed), sign)
         assert code == 0
         pairs = zip(cones, masses, strict=True)
         seen.append(np.mean([power_of_planes(*pair, sky.weights, bands) for pair in pairs], axis=0))
@@ -321,9 +321,9 @@ def sphere(options: argparse.Namespace) -> None:
     times = jnp.asarray(np.asarray(scale_factor_at(at, growth), float)[::-1].tolist())
     saveat = diffrax.SaveAt(ts=times, fn=lambda _a, x, _: pmd.power_spectrum(pmd.density(x, fine), fine))
 
-    @partial(jax.jit, static_argnums=1)
-    def run(key: jax.Array, paired: bool) -> Any:
-        modes = pmd.linear_modes(pmd.white_noise(key, config, fixed=True, paired=paired), Cosmology, config)
+    @jax.jit
+    def run(key: jax.Array, sign: float) -> Any:  # -1 for the other of a pair
+        modes = pmd.linear_modes(sign * pmd.white_noise(key, config, fixed=True), Cosmology, config)
         see = lambda *step: tuple(cone(*step) for cone in cones)  # noqa: E731
         solution = pmd.nbody(pmd.lpt(modes, growth, config), growth, config, accumulate=see, saveat=saveat)
         return solution.accumulated, solution.status.code, solution.snapshots
@@ -336,7 +336,7 @@ def sphere(options: argparse.Namespace) -> None:
     bands = np.geomspace(max(30.0, options.low), options.high, options.bands + 1)
     pixel, ratios = pixel_window(nside, math.ceil(options.high)) ** 2, []
     for seed in range(options.runs):
-        pair = [run(jax.random.key(seed), paired) for paired in (False, True)]
+        pair = [run(jax.random.key(seed), sign) for sign in (1.0, -1.0)]
         assert all(code == 0 for _, code, _ in pair)
         saved = [x for *_, x in pair]
         own = between(at, np.asarray(saved[0].k, float)[0], np.mean([x.power for x in saved], axis=0)[::-1])
