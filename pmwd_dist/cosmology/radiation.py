@@ -33,6 +33,6 @@ def fermi_dirac(y: Array) -> tuple[Array, Array]:
 
     The density is the integral of q^2 sqrt(q^2 + y^2) / (e^q + 1).
     """
-    q, weights = (jnp.asarray(x.reshape((-1, *(1,) * y.ndim)), y.dtype) for x in (_Q, _WEIGHTS))
-    energy = jnp.sqrt(q**2 + y[None] ** 2)
-    return jnp.sum(weights * energy, 0), jnp.sum(weights / energy, 0) * y**2
+    q, weights = (jnp.asarray(x.reshape((1,) * y.ndim + (-1,)), y.dtype) for x in (_Q, _WEIGHTS))
+    energy = jnp.sqrt(q**2 + y[..., None] ** 2)  # sums along the last axis need no array of this size on CPUs
+    return jnp.sum(weights * energy, -1), jnp.sum(weights / energy, -1) * y**2
