@@ -33,7 +33,7 @@ from pmwd_dist.pm.noise import check_key
 from pmwd_dist.pm.particles import Particles
 
 MOST_GALAXIES = 1e9
-_SAID, _MOST = 0.005, 0.02  # negative weights over the sum of all that are warned of, and refused
+_SAID, MOST_NEGATIVE = 0.005, 0.02  # negative weights over the sum of all that are warned of, and refused
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -155,7 +155,7 @@ def check_negative(*weights: Array, stacklevel: int = 4) -> None:
     particles, galaxies, _ = max(shares, key=lambda share: share[1])
     text = f"are negative for {100 * particles:.2g} % of the particles"
     text += f", which hold {100 * galaxies:.2g} % of the galaxies"
-    if galaxies > _MOST:
+    if galaxies > MOST_NEGATIVE:
         remedy = "use a larger smoothing, or a smaller bias"
         raise ArgumentError("weights", galaxies, f"{text}: P(k) would be too low", remedy, show_value=False)
     if galaxies > _SAID:

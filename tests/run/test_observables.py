@@ -28,7 +28,7 @@ from pmwd_dist.run.common import manifest, resources
 from pmwd_dist.run.common.control import Interrupted
 from pmwd_dist.run.common.folder import Log, StartError
 from pmwd_dist.run.common.job import execute
-from pmwd_dist.run.outputs.base import View
+from pmwd_dist.run.outputs.base import View, modes_of
 from pmwd_dist.run.outputs.fields import Fields
 from pmwd_dist.run.outputs.halos import Halos, fit_of
 from pmwd_dist.run.outputs.light_cone import LightCone, random_offsets
@@ -431,6 +431,14 @@ def test_counts_have_the_power_of_the_table(tmp_path: Path):
     """Or are refused, and the smoothing of the message mends it."""
     galaxies = "observe.galaxies={b1=0.5, number_density=1e-4, redshift_space=false}"
     plan = make(tmp_path / "run", "output.redshifts=0", "output.snapshot=none", galaxies)
+    (said,) = re.findall(r"of about ([\d.]+) % of the particles .*smoothing = (\d+), or", "\n".join(plan.check()))
+    simulation = plan.simulation
+    modes = modes_of(simulation)
+    weights = pmd.observe.bias_weights(modes, pmd.observe.LagrangianBias(b1=0.5), simulation.cosmo, simulation.config)
+    negative = 100 * np.mean(np.asarray(weights) < 0)
+    np.testing.assert_allclose(float(said[0]), negative, rtol=0.1)
+    smooth = [f"observe.galaxies={{b1=0.5, number_density=1e-4, smoothing={said[1]}}}"]
+    assert "negative" not in "\n".join(make(tmp_path / "smooth", "output.snapshot=none", *smooth).check())
     with pytest.raises(SimulationError, match=r"galaxies at z = 0: 1 \+ delta_g is negative in 16 % of the ") as error:
         execute(plan, Events())
     table = read_table(plan.folder / "galaxies_z0.000.csv")

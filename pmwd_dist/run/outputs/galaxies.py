@@ -19,7 +19,7 @@ from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.observe.angular_power import UNMAGNIFIED
 from pmwd_dist.observe.bias import LARGEST_BIAS, LagrangianBias, bias_weights, tracer_density
-from pmwd_dist.observe.catalogue import MOST_GALAXIES
+from pmwd_dist.observe.catalogue import MOST_GALAXIES, MOST_NEGATIVE
 from pmwd_dist.observe.counts import MAX_CUT, MOST_IN_A_CELL, expected_counts, negative_shares, weighted_overdensity
 from pmwd_dist.observe.filters import interlaced_density
 from pmwd_dist.observe.multipoles import kaiser_multipoles, power_multipoles
@@ -174,7 +174,29 @@ class Galaxies(TableOutput):
             above = "with one cell a particle the bias of large scales comes out some percent above 1 + b1"
             remedy = "use box.mesh = 3/2 of box.particles; observe.galaxies.smoothing of a cell leaves a third of it"
             said.append(f"observe.galaxies: {above}; {remedy}")
+        if self._draws and (particles := self._negative(simulation, self.smoothing, MOST_NEGATIVE)):
+            share = f"the weights of about {100 * particles:.2g} % of the particles will be negative, too many to draw"
+            radii = (float(f"{max(config.cell_size) * 1.5**i:.2g}") for i in range(40))
+            radius = next((r for r in radii if not self._negative(simulation, r, MAX_CUT / 2)), max(config.box_size))
+            said.append(f"observe.galaxies: {share}; use observe.galaxies.smoothing = {radius:g}, or a smaller b1")
         return said
+
+    @property
+    def _draws(self) -> bool:
+        """Whether galaxies are drawn one by one, or in cells, by their weights."""
+        return self.light_cone or self.number_density is not None
+
+    def _negative(self, simulation: SimulationSetup, smoothing: float | None, most: float) -> float:
+        """Share of particles of negative weights at the end, by linear theory; 0 if few galaxies are theirs."""
+        config, a = simulation.config, simulation.config.a_stop
+        spacing = min(np.divide(config.box_size, config.particle_shape))
+        k = np.geomspace(2 * np.pi / max(config.box_size), 1.24 * np.pi / spacing, 400)  # as many modes as the lattice
+        power = np.nan_to_num(simulation.linear_power(k)) * np.exp(-((k * (smoothing or 0)) ** 2))
+        variance = np.trapezoid(k**3 * power, np.log(k)) / (2 * np.pi**2)
+        sigma = abs(self.b1) * float(simulation.growth.D1(a)) * math.sqrt(variance)
+        below = math.erfc(1 / (math.sqrt(2) * max(sigma, 1e-9))) / 2
+        galaxies = sigma * math.exp(-1 / (2 * max(sigma, 1e-9) ** 2)) / math.sqrt(2 * math.pi) - below
+        return below if galaxies > most else 0.0
 
     def description(self, simulation: SimulationSetup) -> str:
         if self.n_z is None:
