@@ -1,8 +1,8 @@
 //! `repr(C)` mirror of the part of `xla/ffi/api/c_api.h` (API 0.1 and later of major 0) that handlers need.
 //!
 //! Excluded are FFI state and type registration, whose layouts changed within major 0, and all fields after
-//! [`CallFrame::attrs`], which older runtimes lack. `tests/layout.rs` compares this file with the header of the installed
-//! jaxlib.
+//! [`CallFrame::attrs`], which older runtimes lack. Names are those of API 0.3; 0.4 has others. `tests/layout.rs`
+//! compares this file with the header of the installed jaxlib.
 
 use core::ffi::{c_char, c_int, c_void};
 
@@ -171,7 +171,7 @@ mirror! {
     /// Arguments of [`Api::error_destroy`].
     ErrorDestroyArgs { struct_size: usize, extension_start: *mut ExtensionBase, error: *mut Error }
 
-    /// Arguments of [`Api::error_get_message`].
+    /// Arguments of [`Api::error_get_message`]. Runtimes from API 0.4 on add a code if `struct_size` has room.
     ErrorGetMessageArgs {
         struct_size: usize,
         extension_start: *mut ExtensionBase,

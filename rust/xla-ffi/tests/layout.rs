@@ -11,6 +11,18 @@ use std::process::Command;
 use std::{env, fs};
 use xla_ffi::sys;
 
+/// Head of the C program. Headers from API 0.4 on have new names for the same things.
+const HEAD: &str = r#"#include <stdio.h>
+#include "xla/ffi/api/c_api.h"
+#if XLA_FFI_API_MINOR >= 4
+#define XLA_FFI_Extension_Base XLA_FFI_InternalExtension
+#define XLA_FFI_Error_GetMessage XLA_FFI_Error_GetDetails
+#define XLA_FFI_Error_GetMessage_Args XLA_FFI_Error_GetDetails_Args
+#define XLA_FFI_ExecutionContext_Get XLA_FFI_InvokeContext_Get
+#endif
+int main(void) {
+"#;
+
 /// A C expression and what Rust says it is.
 type Fact = (String, usize);
 
@@ -51,7 +63,7 @@ fn layouts() -> Vec<Fact> {
         CallFrame = "XLA_FFI_CallFrame" prefix { struct_size, extension_start, api, ctx, stage, args, rets, attrs }
         ErrorCreateArgs = "XLA_FFI_Error_Create_Args" whole { struct_size, extension_start, message, errc }
         ErrorDestroyArgs = "XLA_FFI_Error_Destroy_Args" whole { struct_size, extension_start, error }
-        ErrorGetMessageArgs = "XLA_FFI_Error_GetMessage_Args" whole { struct_size, extension_start, error, message }
+        ErrorGetMessageArgs = "XLA_FFI_Error_GetMessage_Args" prefix { struct_size, extension_start, error, message }
         StreamGetArgs = "XLA_FFI_Stream_Get_Args" whole { struct_size, extension_start, ctx, stream }
         ThreadPoolScheduleArgs = "XLA_FFI_ThreadPool_Schedule_Args" whole {
             struct_size, extension_start, ctx, task, data
@@ -152,7 +164,7 @@ fn include_dir() -> Option<PathBuf> {
 
 /// What the C compiler says the expressions are.
 fn ask_compiler(include: &Path, facts: &[Fact]) -> Vec<usize> {
-    let mut source = "#include <stdio.h>\n#include \"xla/ffi/api/c_api.h\"\nint main(void) {\n".to_owned();
+    let mut source = HEAD.to_owned();
     for (expression, _) in facts {
         writeln!(source, "  printf(\"%zu\\n\", (size_t)({expression}));").expect("strings can be written to");
     }
