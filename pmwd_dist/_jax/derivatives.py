@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
@@ -273,9 +273,10 @@ def hoist(function: Callable[..., Any], *examples: Any) -> tuple[Callable[..., A
         return function(*args)
 
     closed, shapes = jax.make_jaxpr(call, return_shape=True)(*examples)
-    jaxpr, treedef = closed.jaxpr, jax.tree.structure(shapes)
+    values, treedef = list(closed.consts), jax.tree.structure(shapes)
+    empty = closed.replace(consts=[None] * len(values))  # the function must not keep the arrays alive
 
     def pure(captured: list[Any], *args: Any) -> Any:
-        return jax.tree.unflatten(treedef, jaxpr_as_fun(ClosedJaxpr(jaxpr, captured))(*jax.tree.leaves(args)))
+        return jax.tree.unflatten(treedef, jaxpr_as_fun(empty.replace(consts=captured))(*jax.tree.leaves(args)))
 
-    return pure, list(closed.consts)
+    return pure, values

@@ -18,12 +18,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
 from pmwd_dist._jax.derivatives import linear_map
 from pmwd_dist._jax.ops import unchecked_names, vary, varying_names
+
+Branch = Any  # a jaxpr and its constants: `ClosedJaxpr`, which is `Jaxpr` from JAX 0.11 on
 
 
 def batch_max(x: jax.Array) -> jax.Array:
@@ -83,16 +85,16 @@ def _bind(index: jax.Array, functions: Sequence[Callable[..., list[Any]]], opera
     return _switch_p.bind(index, *operands, branches=branches)
 
 
-def _switch_reference(index: jax.Array, *operands: jax.Array, branches: Sequence[ClosedJaxpr]) -> list[jax.Array]:
+def _switch_reference(index: jax.Array, *operands: jax.Array, branches: Sequence[Branch]) -> list[jax.Array]:
     return jax.lax.switch(index, [jaxpr_as_fun(branch) for branch in branches], *operands)
 
 
-def _switch_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, branches: Sequence[ClosedJaxpr]) -> tuple[Any, Any]:
+def _switch_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, branches: Sequence[Branch]) -> tuple[Any, Any]:
     index, *operands = primals
     out = _switch_p.bind(*primals, branches=branches)
     moving = [i for i, t in enumerate(tangents[1:]) if type(t) is not ad.Zero]
 
-    def tangent(branch: ClosedJaxpr) -> Callable[..., list[Any]]:
+    def tangent(branch: Branch) -> Callable[..., list[Any]]:
         def function(*args: Any) -> list[Any]:
             values = list(args[: len(operands)])
 
@@ -108,12 +110,12 @@ def _switch_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, branches: Se
     return out, _bind(index, [tangent(branch) for branch in branches], [*operands, *changes])
 
 
-def _switch_transpose(cts: Sequence[Any], index: Any, *operands: Any, branches: Sequence[ClosedJaxpr]) -> list[Any]:
+def _switch_transpose(cts: Sequence[Any], index: Any, *operands: Any, branches: Sequence[Branch]) -> list[Any]:
     linear = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
     known = [i for i in range(len(operands)) if i not in linear]
     cts = [ad.instantiate_zeros(ct) for ct in cts]
 
-    def transposed(branch: ClosedJaxpr) -> Callable[..., list[Any]]:
+    def transposed(branch: Branch) -> Callable[..., list[Any]]:
         def function(*args: Any) -> list[Any]:
             given = dict(zip(known, args, strict=False))
 
@@ -134,11 +136,11 @@ def _zeros(aval: Any) -> jax.Array:
     return vary(jnp.zeros(aval.shape, aval.dtype), varying_names(aval))
 
 
-def _switch_batch(operands: Sequence[Any], dims: Sequence[Any], *, branches: Sequence[ClosedJaxpr]) -> tuple[Any, Any]:
+def _switch_batch(operands: Sequence[Any], dims: Sequence[Any], *, branches: Sequence[Branch]) -> tuple[Any, Any]:
     index, *operands = operands
     names = frozenset[str]().union(*map(varying_names, operands))
 
-    def batched(branch: ClosedJaxpr) -> Callable[..., list[Any]]:
+    def batched(branch: Branch) -> Callable[..., list[Any]]:
         many = jax.vmap(jaxpr_as_fun(branch), in_axes=tuple(dims[1:]))
         return lambda *xs: [vary(x, names) for x in many(*xs)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from pmwd_dist._jax import arithmetic
 from pmwd_dist._jax.arithmetic import rows
-from pmwd_dist._jax.derivatives import forward_derivatives, linear_map
+from pmwd_dist._jax.derivatives import forward_derivatives, hoist, linear_map
 from pmwd_dist._jax.order import after, barrier, stored
 from pmwd_dist._jax.select import batch_max, sum_where, switch
 
@@ -32,6 +33,18 @@ def derivatives(function: Callable[..., Any], index: Any, x: Any, y: Any) -> Any
     hessian = [jacobian(gradient, argnums=(1, 2)) for jacobian in (jax.jacfwd, jax.jacrev)]
     third = jax.jacfwd(jax.grad(lambda *args: jnp.sum(hessian[0](*args)[0][1]), argnums=1), argnums=2)
     return [f(index, x, y) for f in (function, gradient, *hessian, third)]
+
+
+# --- hoist -------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_without_its_arrays_does_not_keep_them_alive() -> None:
+    array = jnp.arange(3)
+    pure, values = hoist(partial(jnp.multiply, array), X[0])
+    close(pure([2 * value for value in values], 0.5), np.arange(3.0))
+    alive = weakref.ref(array)
+    del array, values
+    assert alive() is None, "the memory of an array is kept for as long as the function"
 
 
 # --- forward_derivatives -----------------------------------------------------------------------------------------
