@@ -144,7 +144,7 @@ def _product(numbers: Sequence[float]) -> str:
 
 
 def _three(value: float | Sequence[float], name: str, convert: Callable[[Any, str], T]) -> tuple[T, T, T]:
-    several = np.ndim(value) > 0 if isinstance(value, np.ndarray | jax.Array) else isinstance(value, Sequence)
+    several = value.ndim > 0 if isinstance(value, np.ndarray | jax.Array) else isinstance(value, Sequence)
     values = tuple(value) if several and not isinstance(value, str) else (value,) * 3  # type: ignore[arg-type]
     if len(values) != 3:
         raise ArgumentError(name, value, f"has {len(values)} entries", "pass one number or three")

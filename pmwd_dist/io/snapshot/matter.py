@@ -213,7 +213,7 @@ class _Waiting:
         x = x - box * np.floor(x / box)
         cell = np.minimum((x[:, :2] * (mesh / box)[:2]).astype(np.int64), mesh[:2] - 1)
         of_block = cell // (mesh[:2] // self.counts.shape)
-        number = of_block[:, 0] * self.counts.shape[1] + of_block[:, 1]
+        number = np.ravel_multi_index(tuple(of_block.T), self.counts.shape)
         self.counts += np.bincount(number, minlength=self.counts.size).reshape(self.counts.shape)
         particles = np.concatenate([x, masses[:, None]], 1)
         for block, before in self.rows.items():
