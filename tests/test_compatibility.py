@@ -73,7 +73,7 @@ def test_functions_are_traced_as_the_table_says(name: str, cases: dict[str, Any]
             said[transform] = "no" if "is for the host" in str(error) else str(error)
         else:
             said[transform] = "yes"
-            assert set(precisions(jaxpr.jaxpr)) <= {jax.lax.Precision.HIGHEST}, transform
+            assert set(precisions(jaxpr)) <= {jax.lax.Precision.HIGHEST}, transform
     assert said == {transform: TABLE[name][transform] for transform in said}
 
 

@@ -241,7 +241,7 @@ class Model(eqx.Module):
 
         noise = jax.ShapeDtypeStruct(self.config.particle_shape, data.dtype)
         numbers = {name: jax.ShapeDtypeStruct((), jnp.result_type(float)) for name in sorted(self.priors)}
-        jaxpr = jax.make_jaxpr(density)(noise, numbers).jaxpr
+        jaxpr = jax.make_jaxpr(density)(noise, numbers)
         needed = set(map(id, jaxpr.outvars))
         for equation in reversed(jaxpr.eqns):
             if needed & set(map(id, equation.outvars)):

@@ -171,9 +171,9 @@ def test_the_transpose_of_a_step_is_the_step_back(opened: pmd.Decomposition, ste
     if opened.pdims[1 if "z" in step else 0] == 1:
         return
     run, x = transposed(opened, step), jnp.ones(SHAPE)
-    vjp = jax.make_jaxpr(lambda ct: jax.linear_transpose(run, x)(ct))(x).jaxpr
+    vjp = jax.make_jaxpr(lambda ct: jax.linear_transpose(run, x)(ct))(x)
     assert [params["step"] for params in bound(vjp, "cudecomp_transpose")] == [back]
-    jvp = jax.make_jaxpr(lambda t: jax.jvp(run, (x,), (t,))[1])(x).jaxpr
+    jvp = jax.make_jaxpr(lambda t: jax.jvp(run, (x,), (t,))[1])(x)
     assert {params["step"] for params in bound(jvp, "cudecomp_transpose")} == {number}
 
 
