@@ -15,6 +15,7 @@ import pytest
 from inferences import plan_of
 from runs import SMALL, Events, command, environment, make, read
 
+from pmwd_dist._memory import size
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.settings import SettingsError
@@ -120,12 +121,16 @@ def _plan(folder: Path, *overrides: str) -> Any:
 TIGHT = inferences.SMALL.replace("mesh = 4", "mesh = 32").replace("chains = 2", "chains = 4")
 
 
-def test_gradients_are_those_of_all_chains(tmp_path: Path):
+def test_gradients_are_those_of_all_chains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     field = 32**3 * np.dtype(jax.numpy.result_type(float)).itemsize
     one, four = (plan_of(tmp_path / "run", f"sampler.chains={n}", text=TIGHT).memory for n in (1, 4))
     assert 4 * field < one.gradients < 40 * field
     assert four.gradients == pytest.approx(4 * one.gradients, rel=0.5)
     assert four.sampler == pytest.approx((12 * 4 + 7) * field)
+    monkeypatch.setattr("pmwd_dist.run.inference.memory.RUNTIME", 0)
+    text = TIGHT.replace('gravity = "linear"', 'gravity = "lpt"').replace("eulerian", "lagrangian")
+    small, large = (plan_of(tmp_path / "run", text=text).memory.programs for text in (TIGHT, text))
+    assert large > 1.2 * small > 1e7
 
 
 def test_what_does_not_fit_is_said_with_what_does(
@@ -136,13 +141,15 @@ def test_what_does_not_fit_is_said_with_what_does(
     assert command("check", file) == 0
     assert " for states of all chains, then " in capsys.readouterr().out
     memory = plan_of(tmp_path / "run", text=TIGHT).memory
-    monkeypatch.setattr(resources, "available_memory", lambda: (2_400_000_000, int(2.5e9 + 0.9 * memory.peak)))
+    little = int(memory.programs + 0.9 * memory.peak)
+    monkeypatch.setattr(resources, "available_memory", lambda: (little, little))
     assert command("check", file) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("pmwd-dist: box.mesh: the inference needs about 2.5")  # and the key once
+    need = size(memory.programs + memory.peak)
+    assert line.startswith(f"pmwd-dist: box.mesh: the inference needs about {need} of memory")  # and the key once
     assert line.endswith("; use a smaller mesh, or fewer sampler.chains")
-    monkeypatch.setattr(resources, "available_memory", lambda: (2_400_000_000, 3_000_000_000))
-    assert "has 2.4 GB free: it may be killed" in plan_of(tmp_path / "run", text=TIGHT).check()[0]
+    monkeypatch.setattr(resources, "available_memory", lambda: (little, 2 * little))
+    assert f"has {size(little)} free: it may be killed" in plan_of(tmp_path / "run", text=TIGHT).check()[0]
     monkeypatch.setattr(resources, "device_limit", lambda: 1000)
     with pytest.raises(SettingsError, match="the inference needs about .* and a device has 1 kB; use a smaller mesh"):
         plan_of(tmp_path / "run", text=TIGHT)

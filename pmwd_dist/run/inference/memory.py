@@ -19,6 +19,7 @@ from pmwd_dist.run.common import resources
 from pmwd_dist.run.settings import InferenceSettings
 
 RUNTIME = 2.5e9  # programs of a process, which has more than a simulation [bytes]
+_CODE = 700  # for each letter of the gradient, to compile the larger programs of light cones and neutrinos [bytes]
 MOST_FIELDS = 40  # draws of the noise that the verdict looks at
 
 # Fields of the lattice.
@@ -33,6 +34,7 @@ class InferenceMemory(NamedTuple):
     gradients: int  # of all chains together
     sampler: int  # state of the chains, moments and data
     verdict: int  # draws of the noise that are kept, and a simulation, after the chains
+    programs: int  # of a process, most of it while they are compiled
 
     @property
     def peak(self) -> int:
@@ -52,13 +54,13 @@ def inference_memory(settings: InferenceSettings, model: infer.Model, axis: str 
     field, chains = _field(model.config), sampler.chains // _groups(model.config)
     key, *_ = jax.random.split(jax.random.key(0), 3)
     program: Any = begin  # by which the chains begin later
-    gradients = resources.planned(
-        program.lower(key, *arguments_like(model, sampler.chains, axis), axis).compile().compiled
-    )
+    compiled = program.lower(key, *arguments_like(model, sampler.chains, axis), axis).compile().compiled
+    gradients, code = resources.planned(compiled), len(compiled.as_text())
     kept = sampler.steps // (sampler.thin * sampler.chunk) * sampler.chains
     on_host = 2 * kept * decomposition.size / decomposition.mesh.size * (resources.device_limit() is None)
     verdict = int((on_host + min(kept, MOST_FIELDS)) * field + gradients / chains)
-    return InferenceMemory(gradients, int((_CHAIN * chains + _SHARED) * field), verdict)
+    states = int((_CHAIN * chains + _SHARED) * field)
+    return InferenceMemory(gradients, states, verdict, int(max(RUNTIME, _CODE * code)))
 
 
 def arguments_like(model: infer.Model, chains: int, axis: str | None) -> tuple[Any, Any]:
@@ -85,11 +87,12 @@ def _field(config: Config) -> float:
 
 def too_large(settings: InferenceSettings, config: Config) -> str | None:
     """Reason why the state of the chains alone can't fit into memory, found before any array is made."""
-    return memory_problem(_LEAST * settings.sampler.chains // _groups(config) * _field(config), "", config)[0]
+    states = _LEAST * settings.sampler.chains // _groups(config) * _field(config)
+    return memory_problem(states, RUNTIME, "", config)[0]
 
 
-def memory_problem(arrays: float, parts: str, config: Config) -> tuple[str | None, str | None]:
+def memory_problem(arrays: float, programs: float, parts: str, config: Config) -> tuple[str | None, str | None]:
     """Reason why the inference can't fit into memory, with the key, and warning that it may not; either may be None."""
     room = resources.room()
-    need = room.needed(arrays, config, RUNTIME)
+    need = room.needed(arrays, config, programs)
     return room.problem(need, f"the inference needs about {size(need)} of memory{parts},", [], "fewer sampler.chains")

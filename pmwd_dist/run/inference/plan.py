@@ -30,7 +30,7 @@ from pmwd_dist.parallel.distributed import exchange, is_main, to_host
 from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.data_files import NOISE, read_files, read_noise
 from pmwd_dist.run.common.plan import Plan, three
-from pmwd_dist.run.inference.memory import RUNTIME, InferenceMemory, inference_memory, memory_problem, too_large
+from pmwd_dist.run.inference.memory import InferenceMemory, inference_memory, memory_problem, too_large
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSetup, build
 from pmwd_dist.run.settings.inference import CHAINS, NOISES, LikelihoodSection
 from pmwd_dist.run.settings.writing import toml_value
@@ -129,10 +129,12 @@ class InferencePlan(Plan):
 
     @property
     def expected_memory(self) -> int:
-        return resources.room().needed(self.memory.peak, self.simulation.config, RUNTIME)
+        return resources.room().needed(self.memory.peak, self.simulation.config, self.memory.programs)
 
     def check(self) -> list[str]:
-        problem, tight = memory_problem(self.memory.peak, f", {self.memory.parts}", self.simulation.config)
+        problem, tight = memory_problem(
+            self.memory.peak, self.memory.programs, f", {self.memory.parts}", self.simulation.config
+        )
         problem = problem or wrong_tuning(self)
         if problem is not None:
             raise SettingsError([problem])
