@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -336,7 +337,9 @@ def sphere(options: argparse.Namespace) -> None:
     bands = np.geomspace(max(30.0, options.low), options.high, options.bands + 1)
     pixel, ratios = pixel_window(nside, math.ceil(options.high)) ** 2, []
     for seed in range(options.runs):
-        pair = [run(jax.random.key(seed), sign) for sign in (1.0, -1.0)]
+        began = time.perf_counter()
+        pair = [jax.block_until_ready(run(jax.random.key(seed), sign)) for sign in (1.0, -1.0)]
+        print(f"pair {seed}: {time.perf_counter() - began:.0f} s", flush=True)
         assert all(code == 0 for _, code, _ in pair)
         saved = [x for *_, x in pair]
         own = between(at, np.asarray(saved[0].k, float)[0], np.mean([x.power for x in saved], axis=0)[::-1])

@@ -83,7 +83,7 @@ class Convergence(SimulatedModel):
         if not isinstance(self.offsets, Tracer | None):
             check_number(self.offsets, "offsets", several=True, unit="Mpc/h", constant=True)
         self.field = on_host(self.field)
-        cone.check(self.table)
+        cone.check(self.table, self.config)
         if isinstance(sources, str) or (isinstance(sources, Sequence) and not sources):
             raise ArgumentError("sources", sources, "must hold the sources of each map", "for example sources=[0.5, 1]")
         each: Any = [sources] if not isinstance(sources, Sequence) or _are_columns(sources) else sources

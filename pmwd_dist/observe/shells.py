@@ -176,11 +176,15 @@ class ShellLightCone(Accumulator):
         """Mean distance of the mass of each shell from the observer [Mpc/h]."""
         return self.shells.distances
 
-    def check(self, cosmo: GrowthTable) -> None:
-        """Raise ValueError if a shell lies beyond the time span of the simulation; traced values are not checked."""
+    def check(self, cosmo: GrowthTable, config: Config) -> None:
+        """Raise ValueError if it is of another simulation, or a shell beyond its times, unless these are traced."""
+        for name in ("box_size", "particle_shape", "a_start", "a_stop"):
+            if (own := getattr(self.config, name)) != (value := getattr(config, name)):
+                constraint = f"is not that of the simulation, {value}"
+                raise ArgumentError(f"accumulate.config.{name}", own, constraint, "make the light cone with its config")
         if is_traced(cosmo):
             return
-        config, edges = self.config, self.edges
+        edges = self.edges
         with eval_context():  # known inside jit, too, and by a program: ensure_compile_time_eval runs its operations
             near, far = map(float, _time_span(cosmo, config))
         if near <= edges[0] and edges[-1] <= far:

@@ -137,7 +137,7 @@ def nbody(
     plan = planned_steps(subs, times, stepsize_controller, config)
     if isinstance(solver, SplitSolver) and isinstance(adjoint, ReversibleAdjoint | None) and plan is not None:
         if isinstance(accumulate, Accumulator):
-            accumulate.check(table)
+            accumulate.check(table, config)
         table = jax.tree.map(lambda x: x.astype(particles.disp.dtype), table)
         step_ends = getattr(stepsize_controller, "ts", None)
         step_ends = step_times(table, config, save=times) if step_ends is None else step_ends

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -246,6 +247,11 @@ def test_shells_that_the_simulation_does_not_reach_are_refused_or_not_a_number()
         ValueError, match=r"edges=\[100.0, .* 155.8.*[.][.]324.* Mpc/h .* use other shells, or an earlier"
     ):
         pmd.nbody(particles, TABLE, config, accumulate=cone)
+    for name, value in {"box_size": (80.0, 80.0, 120.0), "a_start": 0.8}.items():
+        other = replace(config, **{name: value})
+        stray = pmd.observe.FlatSkyLightCone(other, (200.0, 250.0), observer=OBSERVER)
+        with pytest.raises(ValueError, match=rf"accumulate.config.{name}=.* is not that of the simulation"):
+            pmd.nbody(particles, TABLE, config, accumulate=stray)
     planes = jax.jit(lambda p, t: pmd.nbody(p, t, config, accumulate=cone).accumulated)(particles, TABLE)
     np.testing.assert_array_equal(np.isnan(planes).all((1, 2)), [True, False, True])
     shared = pmd.observe.FlatSkyLightCone(config, (100.0, 160.0, 200.0, 250.0, 300.0), shell_assignment="linear")

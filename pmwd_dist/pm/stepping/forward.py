@@ -70,8 +70,8 @@ class Accumulator(ABC):
         """Contribution of a step, a pytree of arrays."""
 
     @abstractmethod
-    def check(self, cosmo: Any) -> None:
-        """Raise ValueError unless the growth table, where it is known, allows it."""
+    def check(self, cosmo: Any, config: Config) -> None:
+        """Raise ValueError unless it is of this simulation, and the growth table, where it is known, allows it."""
 
 
 class Inputs(NamedTuple):

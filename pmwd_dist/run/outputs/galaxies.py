@@ -183,12 +183,14 @@ class Galaxies(TableOutput):
 
     @property
     def _draws(self) -> bool:
-        """Whether galaxies are drawn one by one, or in cells, by their weights."""
-        return self.light_cone or self.number_density is not None
+        """Whether galaxies are drawn, by weights that are linear in the modes."""
+        drawn = self.light_cone or self.number_density is not None
+        return drawn and not any(getattr(self, name) for name in _OPERATORS)
 
     def _negative(self, simulation: SimulationSetup, smoothing: float | None, most: float) -> float:
-        """Share of particles of negative weights at the end, by linear theory; 0 if few galaxies are theirs."""
-        config, a = simulation.config, simulation.config.a_stop
+        """Share of particles of negative weights at the latest time, by linear theory; 0 if few galaxies are theirs."""
+        config = simulation.config
+        a = config.a_stop if self.number_density or self.n_z is None else 1 / (1 + self.n_z[0][0])
         spacing = min(np.divide(config.box_size, config.particle_shape))
         k = np.geomspace(2 * np.pi / max(config.box_size), 1.24 * np.pi / spacing, 400)  # as many modes as the lattice
         power = np.nan_to_num(simulation.linear_power(k)) * np.exp(-((k * (smoothing or 0)) ** 2))

@@ -191,7 +191,7 @@ class LightCone(Output):
             cone: ShellLightCone = SphericalLightCone(config, edges, self.nside, shell_assignment=assignment, **options)
         else:
             cone = self._flat(config, edges, assignment)
-        cone.check(table)
+        cone.check(table, config)
         distance = float(distances_at(min(farthest), table))
         if distance <= cone.edges[0]:
             constraint = f"at {distance:.4g} Mpc/h is nearer than the nearest shell, from {cone.edges[0]:g} Mpc/h on"
