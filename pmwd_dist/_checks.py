@@ -13,7 +13,7 @@ from jax.core import Tracer, eval_context
 
 from pmwd_dist._errors import ArgumentError
 
-_UNSEEN = 1.6e30  # HEALPix marks missing pixels by -1.6375e30
+_UNSEEN = 1e18  # HEALPix marks missing pixels by -1.6375e30, others by -1e30; squares of more are not finite
 
 
 def check_number(
@@ -104,14 +104,14 @@ def check_shares(values: Any, name: str) -> None:
 
 
 def check_seen(values: Any, name: str, remedy: str, *, finite: bool = True) -> None:
-    """Raise ArgumentError for values that are the mark of missing pixels of HEALPix or, with `finite`, not finite."""
+    """Raise ArgumentError for values that mark missing pixels, as HEALPix does, or, with `finite`, not finite."""
     if isinstance(values, Tracer):
         return
     xp: Any = np if isinstance(values, np.ndarray) else jnp
     with eval_context():
         missing = int(xp.sum(~(xp.abs(values) < _UNSEEN) if finite else values < -_UNSEEN))
     if missing:
-        constraint = f"holds {missing} values that are {'not finite, or ' * finite}UNSEEN of HEALPix"
+        constraint = f"holds {missing} values that are {'not finite, or ' * finite}marks like UNSEEN of HEALPix"
         raise ArgumentError(name, values, constraint, remedy, show_value=False)
 
 

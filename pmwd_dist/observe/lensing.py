@@ -148,7 +148,7 @@ def kaiser_squires(gamma: Float[Array, "2 ..."]) -> Float[Array, "2 ..."]:
         where there are no data.
 
     Raises:
-      ValueError: the map has another shape, or values that are not finite or UNSEEN of HEALPix.
+      ValueError: the map has another shape, or values that are not finite or marks of missing pixels.
 
     Examples:
       >>> kappa, b_modes = observe.kaiser_squires(gamma)

@@ -273,7 +273,7 @@ def test_bad_surveys_are_refused_before_any_work() -> None:
         "n_z must have finite number densities of 0 or more": {"n_z": (z, [1e-3, -1e-3])},
         "n_z has no galaxies: all densities are 0": {"n_z": (z, [0.0, 0.0])},
         r"mask.shape=\(100,\) must be a HEALPix map of 12 nside\^2 pixels": {"mask": np.ones(100)},
-        "mask holds 104 values that are not finite, or UNSEEN of HEALPix; set them to 0": {"mask": unseen},
+        "mask holds 104 values that are not finite, or marks like UNSEEN of HEALPix; set them to 0": {"mask": unseen},
         "mask=3.2 must not exceed 1": {"mask": 4 * NORTH},
         "mask=-0.8 must not be negative": {"mask": -NORTH},
         "mask has no galaxies: it is 0 in every pixel": {"mask": 0 * NORTH},
