@@ -126,7 +126,7 @@ def expected_error(name: str, cosmo: Any, k: tuple[float, float]) -> float | Non
     if k[1] > 30:
         return 5.0
     if m_nu > 0:
-        return 1.0 if k[0] < 0.03 else 0.4
+        return 0.4 if k[0] >= 0.03 else 1.0 if m_nu <= 0.3 else 2.0
     return 0.5 if outside_table(cosmo, _BEST) or k[1] > 9 or (k[0] < 0.03 and near) else 0.1
 
 

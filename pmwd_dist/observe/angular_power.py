@@ -202,6 +202,8 @@ def limber_power(
     """
     check_on_host("limber_power", (ell, cosmo, source))
     check_number(ell, "ell", 0, several=True)
+    if pixel is not None:
+        check_number(pixel, "pixel", 1e-6, 90, unit="degrees")
     table, (near, *_, last) = growth_table_to(2, cosmo), check_ascending(edges, "edges")
     if cone is not None and (len(edges) != len(cone.edges) or not np.allclose(edges, cone.edges)):
         raise ArgumentError("edges", list(edges), f"must be those of the cone, {list(cone.edges)}")

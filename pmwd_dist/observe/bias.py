@@ -108,7 +108,7 @@ def bias_weights(
       >>> weights = observe.bias_weights(modes, bias, cosmo, config, smoothing=8.0)
     """
     check_type(bias, LagrangianBias, "bias", "must be a LagrangianBias", "use LagrangianBias(b1=1.0)")
-    check_number(f_nl, "f_nl")
+    check_number(f_nl, "f_nl", -1e6, 1e6)
     modes = inputs.checked_modes(modes, config)
     dtype = jnp.finfo(modes.dtype).dtype  # real
     at = inputs.scale_factor(config.a_stop if a is None else a)

@@ -226,8 +226,8 @@ def _checked_ranges(cosmologies: Mapping[str, Sequence[float]] | None) -> tuple[
     ranges: dict[str, Any] = dict(cosmologies or {})
     for name, ends in ranges.items():
         check_number(ends, f"cosmologies[{name!r}]", several=True)
-        if name not in _PARAMETERS or np.shape(ends) != (2,):
-            constraint = f"must be pairs of numbers for some of {', '.join(_PARAMETERS)}"
+        if name not in _PARAMETERS or np.shape(ends) != (2,) or ends[0] > ends[1]:
+            constraint = f"must be pairs of ascending numbers for some of {', '.join(_PARAMETERS)}"
             raise ArgumentError("cosmologies", ranges, constraint)
     return tuple((name, ranges[name][0], ranges[name][1]) for name in sorted(ranges))
 

@@ -133,6 +133,7 @@ def test_cosmologies_of_less_accuracy_raise_a_warning(name: str, changes: Any, m
         ("boltzmann", {}, (1e-3, 300.0), None),
         ("boltzmann", {"h": 0.415}, (1e-3, 5.0), 0.5),
         ("boltzmann", {"m_nu": 0.3}, (1e-3, 5.0), 1.0),
+        ("boltzmann", {"m_nu": 0.6}, (1e-3, 5.0), 2.0),
         ("boltzmann", {"m_nu": 0.3}, (0.05, 5.0), 0.4),
         ("boltzmann", {"w0": -0.8}, (1e-3, 5.0), None),
         ("boltzmann", {"wa": -0.5}, (0.01, 5.0), 0.5),

@@ -82,6 +82,7 @@ def test_a_file_holds_every_bit_and_others_are_refused(tmp_path: Path) -> None:
         {"cosmologies": {"sigma8": [1]}},
         {"cosmologies": {"sigma8": [1, None]}},
         {"cosmologies": {"x": [1, 2]}},
+        {"cosmologies": {"sigma8": [1, 0.9]}},
         {"cosmologies": [1]},
         {"spacing": None},
     ):
