@@ -177,7 +177,10 @@ MISUSE: list[tuple[Any, str]] = [
     (lambda: pmd.with_dark_energy(COSMO, [0.3, np.inf], [-1.0, -1.0]), "a must be a finite number"),
     (lambda: pmd.with_dark_energy(COSMO, [0.3, 1.0], [-1.0, 40.0]), "w must be a finite number from -5 to 5"),
     (lambda: pmd.linear_modes(FIELD, COSMO, CONFIG, f_nl=np.nan), r"f_nl=nan must be a finite number"),
-    (lambda: pmd.observe.bias_weights(MODES, LagrangianBias(b1=1.0), COSMO, CONFIG, f_nl=1e9), r"f_nl=1e\+09 must be"),
+    (
+        lambda: pmd.observe.bias_weights(MODES, LagrangianBias(b1=1.0), COSMO, CONFIG, f_nl=1e9),
+        r"f_nl=1000000000.0 must be",
+    ),
     (lambda: pmd.linear_modes(FIELD, COSMO, CONFIG, f_nl=1e300), r"f_nl=1e\+300 must be a finite number from -1e\+06"),
     (lambda: pmd.white_noise(jax.random.key(0), CONFIG, fixed="no"), r"fixed='no' must be True or False"),
     (lambda: pmd.ForceCorrection(0.0), r"spacing=0.0 must be a finite number from 0.001 to 1e\+06 Mpc/h"),
