@@ -119,7 +119,7 @@ def galaxy_catalogue(
     check_key(key)
     check_number(number_density, "number_density", 0, MOST_GALAXIES / math.prod(config.box_size), unit="(h/Mpc)^3")
     at = float(config.a_stop if a is None else inputs.scale_factor(a))
-    particles = inputs.checked_particles(particles, config, at)
+    particles = inputs.checked_particles(particles, config, at, real_space=True)
     inputs.check_finite(particles)
     moved = redshift_space(particles, cosmo, config, line_of_sight=line_of_sight, a=at)
     dtype = particles.disp.dtype

@@ -95,7 +95,7 @@ def galaxy_light_cone(
 
     check_on_host("galaxy_light_cone", (particles, cosmo, key))
     inputs.check_config(config)
-    particles = inputs.checked_particles(particles, config, config.a_start, "config.a_start")
+    particles = inputs.checked_particles(particles, config, config.a_start, "config.a_start", real_space=True)
     if not isinstance(solver := as_solver(solver), SplitSolver):
         raise ArgumentError("solver", solver, "must be a drift-kick-drift solver", "use BullFrog()", show_value=False)
     table = growth_table_to(config.lpt_order, cosmo)

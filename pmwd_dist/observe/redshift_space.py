@@ -23,7 +23,7 @@ from pmwd_dist.observe.shells import checked_observer
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import fftfreq3d
 from pmwd_dist.pm import inputs
-from pmwd_dist.pm.particles import Particles, site_positions
+from pmwd_dist.pm.particles import Origin, Particles, site_positions
 
 _AXES = {"x": (1.0, 0.0, 0.0), "y": (0.0, 1.0, 0.0), "z": (0.0, 0.0, 1.0)}
 
@@ -65,7 +65,7 @@ def redshift_space(
     """
     inputs.check_config(config)
     a, name = (config.a_stop, "config.a_stop") if a is None else (inputs.scale_factor(a), "a")
-    particles = inputs.checked_particles(particles, config, a, name)
+    particles = inputs.checked_particles(particles, config, a, name, real_space=True)
     if observer is not None:
         if not (isinstance(line_of_sight, str) and line_of_sight == "z"):
             constraint = "can't be given together with observer, where lines of sight start"
@@ -74,7 +74,7 @@ def redshift_space(
         moved = _radial(particles, growth_table_to(config.lpt_order, cosmo), a, where, config)
     else:
         moved = _plane_parallel(particles, growth_table_to(config.lpt_order, cosmo), a, direction(line_of_sight))
-    return moved.made_for(config)
+    return Particles(moved.disp, moved.vel, origin=Origin(None, config.box_size, redshift_space=True))
 
 
 def cosine_moments(

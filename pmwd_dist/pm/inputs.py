@@ -71,13 +71,22 @@ def vectors(x: Any, config: Config, name: str) -> Array:
     return x
 
 
-def checked_particles(particles: Any, config: Config, a: Any = None, name: str = "a") -> Particles:
-    """Check particles, also their scale factor if `a` is a number; displacements and momenta get one precision."""
+def checked_particles(
+    particles: Any, config: Config, a: Any = None, name: str = "a", *, real_space: bool = False
+) -> Particles:
+    """Check particles, also their scale factor if `a` is a number; displacements and momenta get one precision.
+
+    With `real_space` they may not be those of `redshift_space`.
+    """
     remedy = "pass solution.particles" if hasattr(particles, "particles") else _SOURCES["particles"]
     check_type(particles, Particles, "particles", "must be Particles", remedy)
     disp, vel = (vectors(getattr(particles, x), config, f"particles.{x}") for x in ("disp", "vel"))
     origin = particles.origin
     particles.check_box(config)
+    if origin.redshift_space and real_space:
+        raise ArgumentError(
+            "particles", particles, "are in redshift space already", "pass those that were moved", show_value=False
+        )
     if origin.a is not None and is_number(a) and not math.isclose(origin.a, float(a), rel_tol=1e-4):
         remedy = f"pass particles of that time, or set it to {origin.a:.6g}"
         raise ArgumentError("particles.origin.a", origin.a, f"is not {name}={float(a):.6g}", remedy)

@@ -120,7 +120,7 @@ def nbody(
     """
     check_config(config)
     check_force_mesh(config)
-    particles = checked_particles(particles, config, config.a_start, "config.a_start")
+    particles = checked_particles(particles, config, config.a_start, "config.a_start", real_space=True)
     _check_factor(potential_factor, config)
     solver, saveat = as_solver(solver), as_saveat(saveat)
     for name, value, base, example in (

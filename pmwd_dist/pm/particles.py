@@ -24,7 +24,7 @@ from pmwd_dist.parallel.explicit_axes import on_auto_axes
 
 @dataclass(frozen=True)
 class Origin:
-    """Scale factor and box [Mpc/h] of particles; None where unknown.
+    """Scale factor and box [Mpc/h] of particles; None where unknown. And whether redshifts have moved them.
 
     A pytree without leaves, which is unknown after a transformation of JAX. Static metadata would be out of
     date after an integration by diffrax.
@@ -32,6 +32,7 @@ class Origin:
 
     a: float | None = None
     box_size: Vector3 | None = None
+    redshift_space: bool = False
 
 
 jax.tree_util.register_pytree_node(Origin, lambda _: ((), None), lambda *_: Origin())

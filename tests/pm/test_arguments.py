@@ -49,6 +49,10 @@ def made(box_size: float = 4.0, a: float = 0.1) -> pmd.Particles:
     return pmd.lpt(MODES, COSMO, config, a=a)
 
 
+def distorted() -> pmd.Particles:
+    return redshift_space(made(), COSMO, CONFIG, a=0.1)
+
+
 @pytest.mark.parametrize("dtype", ["bool", "int32", "uint8", ">f8", "float16", "longdouble"])
 def test_fields_of_every_type_are_those_in_double_precision(dtype: str) -> None:
     field, kind = FIELD.astype(dtype), "float32" if dtype == "float16" else "float64"
@@ -143,6 +147,8 @@ MISUSE: list[tuple[Any, str]] = [
         r"particles.origin.a=0.1 is not config.a_stop=1; pass particles of",
     ),
     (lambda: pmd.density(redshift_space(made(8.0, 0.5), COSMO, BIG, a=0.5), CONFIG), r"is not the box of"),
+    (lambda: redshift_space(distorted(), COSMO, CONFIG, a=0.1), "are in redshift space already; pass those"),
+    (lambda: pmd.nbody(distorted(), COSMO, CONFIG), "particles are in redshift space already"),
     (lambda: pmd.save_snapshot("s", made(), COSMO, CONFIG, a=1.0), r"origin.a=0.1 is not a=1; .* set it to 0.1"),
     (lambda: pmd.density(particles().disp, CONFIG), r"particles is a ndarray and must be Particles"),
     (lambda: pmd.cic_paint(particles().disp, CONFIG, "heavy"), r"weight.dtype='<U5' must be a type of numbers"),
