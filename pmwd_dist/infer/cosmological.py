@@ -36,6 +36,7 @@ from pmwd_dist.pm.modes import (
 )
 from pmwd_dist.pm.nbody import Solution, as_solver, nbody
 from pmwd_dist.pm.potential_factor import PotentialFactor
+from pmwd_dist.pm.status import Status
 
 
 class CosmologicalModel(ForwardModel):
@@ -118,6 +119,10 @@ class SimulatedModel(CosmologicalModel):
     def _nbody(self, modes: Array, table: GrowthTable, accumulate: Any = None) -> Solution:
         options: Any = {"solver": self.solver, "potential_factor": self.potential_factor, "accumulate": accumulate}
         return nbody(lpt(modes, table, self.config), table, self.config, **options)
+
+    def status(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> Status:
+        """Status of the simulation."""
+        return self._nbody(*self.linear_modes(noise, parameters)).status
 
 
 class _AtNodes(eqx.Module):

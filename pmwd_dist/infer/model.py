@@ -22,7 +22,7 @@ from pmwd_dist.cosmology.parameters import Parameters
 from pmwd_dist.cosmology.sampled import COSMOLOGY, parameters_at
 from pmwd_dist.cosmology.transfer import check_usable, transfer_warnings
 from pmwd_dist.infer import trees
-from pmwd_dist.infer.cosmological import CosmologicalModel
+from pmwd_dist.infer.cosmological import CosmologicalModel, SimulatedModel
 from pmwd_dist.infer.forward import ForwardModel, Function, of_shape
 from pmwd_dist.infer.gaussian import Gaussian
 from pmwd_dist.infer.likelihoods import Likelihood, data_warning, masked, template_warnings
@@ -177,12 +177,12 @@ class Model(eqx.Module):
         return field, (status.code if isinstance(status, Status) else status) == Code.SUCCESSFUL
 
     def failure(self, noise: Array, parameters: Mapping[str, ArrayLike]) -> str:
-        """Message of a `Simulation` that fails; empty where it does not, and for other forward models. Collective."""
-        if not isinstance(self.forward, Simulation):
+        """Message of a simulation that fails; empty where it does not, and for other forward models. Collective."""
+        if not isinstance(self.forward, SimulatedModel):
             return ""
         status: Status = to_host(filter_jit(lambda model, *x: model.status(*x))(self.forward, noise, parameters))
         message = status.message()
-        if not message and self.config.decomposition.size > 1:
+        if not message and self.config.decomposition.size > 1 and isinstance(self.forward, Simulation):
             return (
                 f"the largest displacement is {float(status.max_displacement):.2f} cells, and redshift distortions may "
                 f"exceed the halo of {float(status.halo):.0f} cells; use a wider halo, or one device"

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 from pmwd_dist._checks import check_flag
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arithmetic import scaled
+from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.program import jit
 from pmwd_dist._memory import available_memory, size
 from pmwd_dist.config import Config
@@ -68,7 +69,7 @@ def white_noise(
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
         raise ArgumentError("dtype", dtype, "must be a type of real floating-point numbers")
     dtype = jnp.dtype(dtype or jnp.result_type(float))
-    runs = not any(isinstance(x, Tracer) for x in (key, jnp.zeros(())))
+    runs = not any(isinstance(x, Tracer) for x in (key, as_array(0.0, dtype)))
     if runs and config.decomposition.platform == "cpu":  # XLA may end the process
         need, (_, total) = dtype.itemsize * math.prod(config.particle_shape) / jax.process_count(), available_memory()
         if need > total:

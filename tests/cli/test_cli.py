@@ -122,7 +122,7 @@ def test_the_program_sets_options_of_jax_whatever_the_environment_says(cli: Cli,
 
 def test_templates_can_be_run(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As they are checked; no gradients are compiled to tell the memory, which `test_memory` tests."""
-    nothing = InferenceMemory(0, 0, 0)
+    nothing = InferenceMemory(0, 0, 0, 0)
     monkeypatch.setattr("pmwd_dist.run.inference.plan.inference_memory", lambda *_: nothing)
     for options, words in (((), "128^3 cells"), (("--infer",), "parameters  sigma8")):
         code, out, err = cli("template", *options)

@@ -85,6 +85,10 @@ def test_a_narrow_halo_is_named_where_chains_begin(cosmo: Any) -> None:
     assert remedy.startswith(f"a displacement of {cells} exceeds the halo of 1 cells in step 1; set halo to 7 or more")
     message = narrow(8).model.failure(white, {})  # of redshift space
     assert message.startswith(f"the largest displacement is {cells}, and redshift distortions may exceed the halo of 8")
+    cone = pmd.observe.FlatSkyLightCone(config, (0.0, 80.0), shell_assignment="linear")
+    maps = infer.Convergence(config, cosmo, cone, 0.02, field=5.0, pixels=8)
+    lensed = infer.Model(config, maps, {}, infer.ShapeNoise(maps, 10.0))
+    assert re.match(r"a displacement of .* exceeds the halo of 1 cells in step \d+; set", lensed.failure(white, {}))
 
 
 # --- the same bits each time on GPUs -----------------------------------------------------------------------------

@@ -50,5 +50,5 @@ def no_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """No gradients that are compiled for the memory of an inference, which `test_memory` tests."""
-    nothing = InferenceMemory(0, 0, 0)
+    nothing = InferenceMemory(0, 0, 0, 0)
     monkeypatch.setattr(plan, "inference_memory", lambda *_: nothing)
