@@ -236,6 +236,20 @@ def mean_slab(particles: pmd.Particles, cone: Any) -> jax.Array:
     return jnp.mean(jax.lax.map(square, jnp.arange(SLABS)), axis=0)
 
 
+def fixed_run(config: pmd.Config, cones: list[Any], saveat: diffrax.SaveAt) -> Any:
+    """A simulation with fixed amplitudes: masses of light cones, code and snapshots, of a key and the sign of noise."""
+    growth = pmd.growth_table(Cosmology)
+
+    @jax.jit
+    def run(key: jax.Array, sign: float) -> Any:  # -1 for the other of a pair
+        modes = pmd.linear_modes(sign * pmd.white_noise(key, config, fixed=True), Cosmology, config)
+        see = lambda *step: tuple(cone(*step) for cone in cones)  # noqa: E731
+        solution = pmd.nbody(pmd.lpt(modes, growth, config), growth, config, accumulate=see, saveat=saveat)
+        return solution.accumulated, solution.status.code, solution.snapshots
+
+    return run
+
+
 def planes(options: argparse.Namespace) -> None:
     box, n, growth = options.box, options.particles, pmd.growth_table(Cosmology)
     config = pmd.Config(box, options.mesh, n, steps=options.steps, lpt_order=3, decomposition=(1, 1))
@@ -253,13 +267,7 @@ def planes(options: argparse.Namespace) -> None:
 
     saveat = diffrax.SaveAt(ts=jnp.asarray(times.tolist()), fn=slabs)
 
-    @jax.jit
-    def run(key: jax.Array, sign: float) -> Any:  # -1 for the other of a pair
-        modes = pmd.linear_modes(sign * pmd.white_noise(key, config, fixed=True), Cosmology, config)
-        see = lambda *step: tuple(cone(*step) for cone in cones)  # noqa: E731
-        solution = pmd.nbody(pmd.lpt(modes, growth, config), growth, config, accumulate=see, saveat=saveat)
-        return solution.accumulated, solution.status.code, solution.snapshots
-
+    run = fixed_run(config, cones, saveat)
     seen, own = [], []
     for seed, sign in itertools.product(range(options.runs), (1.0, -1.0)):
         masses, code, saved = run(jax.random.key(seed), sign)
@@ -322,12 +330,7 @@ def sphere(options: argparse.Namespace) -> None:
     times = jnp.asarray(np.asarray(scale_factor_at(at, growth), float)[::-1].tolist())
     saveat = diffrax.SaveAt(ts=times, fn=lambda _a, x, _: pmd.power_spectrum(pmd.density(x, fine), fine))
 
-    @jax.jit
-    def run(key: jax.Array, sign: float) -> Any:  # -1 for the other of a pair
-        modes = pmd.linear_modes(sign * pmd.white_noise(key, config, fixed=True), Cosmology, config)
-        see = lambda *step: tuple(cone(*step) for cone in cones)  # noqa: E731
-        solution = pmd.nbody(pmd.lpt(modes, growth, config), growth, config, accumulate=see, saveat=saveat)
-        return solution.accumulated, solution.status.code, solution.snapshots
+    run = fixed_run(config, cones, saveat)
 
     @jax.jit
     def spectrum(mass: jax.Array) -> Any:

@@ -58,7 +58,8 @@ def redshift_space(
       Particles with other displacements and the same momenta.
 
     Raises:
-      ValueError: the particles are not Particles of this config, or another argument is out of its range.
+      ValueError: the particles are not Particles of this config, or in redshift space already, or another argument is
+        out of its range.
 
     Examples:
       >>> density = pmd.density(pmd.observe.redshift_space(particles, cosmo, config), config)
