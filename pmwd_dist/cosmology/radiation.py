@@ -34,5 +34,5 @@ def fermi_dirac(y: Array) -> tuple[Array, Array]:
     The density is the integral of q^2 sqrt(q^2 + y^2) / (e^q + 1).
     """
     q, weights = (jnp.asarray(x.reshape((1,) * y.ndim + (-1,)), y.dtype) for x in (_Q, _WEIGHTS))
-    energy = jnp.sqrt(q**2 + y[..., None] ** 2)  # sums along the last axis need no array of this size on CPUs
+    energy = jnp.sqrt(q**2 + y[..., None] ** 2)  # XLA on CPUs is slow to sum large arrays along another axis
     return jnp.sum(weights * energy, -1), jnp.sum(weights / energy, -1) * y**2

@@ -194,8 +194,8 @@ def limber_power(
       pixel: with a cone, side of the pixels of galaxies on a flat sky [degrees]; default: points.
 
     Raises:
-      ValueError: a multipole or a value of P(k) is negative or not finite, or edges, sources or galaxies are out of
-        range, as in `lensing_weights`.
+      ValueError: a multipole or a value of P(k) is negative or not finite, or edges, sources, galaxies or pixel
+        are out of range, as in `lensing_weights`.
 
     Examples:
       >>> pairs = observe.limber_power([100.0, 300.0], power, cosmo, [0.0, 900.0], [0.3], galaxies=[(z, n, 1.5)])

@@ -85,7 +85,7 @@ def checked_particles(
     particles.check_box(config)
     if origin.redshift_space and real_space:
         raise ArgumentError(
-            "particles", particles, "are in redshift space already", "pass those that were moved", show_value=False
+            "particles", particles, "are in redshift space already", "pass those in real space", show_value=False
         )
     if origin.a is not None and is_number(a) and not math.isclose(origin.a, float(a), rel_tol=1e-4):
         remedy = f"pass particles of that time, or set it to {origin.a:.6g}"

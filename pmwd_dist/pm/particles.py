@@ -24,7 +24,7 @@ from pmwd_dist.parallel.explicit_axes import on_auto_axes
 
 @dataclass(frozen=True)
 class Origin:
-    """Scale factor and box [Mpc/h] of particles; None where unknown. And whether redshifts have moved them.
+    """Scale factor and box [Mpc/h] of particles, None where unknown, and whether `redshift_space` moved them.
 
     A pytree without leaves, which is unknown after a transformation of JAX. Static metadata would be out of
     date after an integration by diffrax.

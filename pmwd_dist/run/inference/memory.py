@@ -19,7 +19,7 @@ from pmwd_dist.run.common import resources
 from pmwd_dist.run.settings import InferenceSettings
 
 RUNTIME = 2.5e9  # programs of a process, which has more than a simulation [bytes]
-_CODE = 700  # for each letter of the gradient, to compile the larger programs of light cones and neutrinos [bytes]
+_CODE = 700  # to compile all programs, for each letter of the gradient as text: more for light cones [bytes]
 MOST_FIELDS = 40  # draws of the noise that the verdict looks at
 
 # Fields of the lattice.

@@ -195,9 +195,9 @@ class Galaxies(TableOutput):
         k = np.geomspace(2 * np.pi / max(config.box_size), 1.24 * np.pi / spacing, 400)  # as many modes as the lattice
         power = np.nan_to_num(simulation.linear_power(k)) * np.exp(-((k * (smoothing or 0)) ** 2))
         variance = np.trapezoid(k**3 * power, np.log(k)) / (2 * np.pi**2)
-        sigma = abs(self.b1) * float(simulation.growth.D1(a)) * math.sqrt(variance)
-        below = math.erfc(1 / (math.sqrt(2) * max(sigma, 1e-9))) / 2
-        galaxies = sigma * math.exp(-1 / (2 * max(sigma, 1e-9) ** 2)) / math.sqrt(2 * math.pi) - below
+        sigma = max(abs(self.b1) * float(simulation.growth.D1(a)) * math.sqrt(variance), 1e-9)
+        below = math.erfc(1 / (math.sqrt(2) * sigma)) / 2
+        galaxies = sigma * math.exp(-1 / (2 * sigma**2)) / math.sqrt(2 * math.pi) - below
         return below if galaxies > most else 0.0
 
     def description(self, simulation: SimulationSetup) -> str:
