@@ -224,6 +224,18 @@ def permuted(share: float) -> Any:
     return change
 
 
+def slab_permuted(vel: np.ndarray) -> np.ndarray:
+    """Velocities of one plane of the lattice in another order."""
+    return np.concatenate([np.random.default_rng(3).permuted(vel[:1], axis=1), vel[1:]])
+
+
+def short_waves_reversed(vel: np.ndarray) -> np.ndarray:
+    """Waves beyond half the Nyquist frequency of an axis with the other sign."""
+    modes = np.fft.fftn(vel, axes=(0, 1, 2))
+    short = np.abs(np.stack(np.meshgrid(*[np.fft.fftfreq(len(vel))] * 3))).max(0) > 0.25
+    return np.fft.ifftn(np.where(short[..., None], -modes, modes), axes=(0, 1, 2)).real
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -233,6 +245,8 @@ def permuted(share: float) -> Any:
         (lambda v: v[..., ::-1], "with a correlation of -?0"),
         (permuted(1.0), "with a correlation of -?0"),
         (permuted(0.1), "velocities are 0.8|with a correlation of 0.8"),
+        (slab_permuted, "with a correlation of 0.[78]"),
+        (short_waves_reversed, "with a correlation of 0.2"),
     ],
 )
 def test_velocities_of_any_snapshot_must_follow_the_displacements(
@@ -247,11 +261,24 @@ def test_velocities_of_any_snapshot_must_follow_the_displacements(
 
 def test_velocities_that_may_be_wrong_are_a_warning(tmp_path: Path, initial: pmd.Particles):
     config = make_config((1, 1))
-    for factor, words in ((1.05, r"velocities are 1.0[56]\d* of those"), (0.95, r"velocities are 0.9[56]\d* of those")):
+    for factor, words in ((1.05, r"velocities are 1.0[56]\d* of those"), (0.95, r"velocities are 0.9[45]\d* of those")):
         moving = pmd.Particles(initial.disp, factor * initial.vel)
         path = pmd.save_snapshot(tmp_path / "s.hdf5", moving, COSMO, config, A)
         with pytest.warns(UserWarning, match=words + r" of linear growth .*: P.k. may be off by as much"):
             pmd.load_initial_conditions(path, COSMO, config)
+
+
+def test_short_waves_may_be_nonlinear(tmp_path: Path, single: pmd.Decomposition):
+    """3LPT, densities with an rms of 0.6: velocities up to 1.08 of those of linear growth, without a warning."""
+    config = make_config(single, box_size=16.0, mesh_shape=16, a_start=0.15, lpt_order=3)
+    cosmo: Any = SimpleNamespace(**vars(COSMO) | {"sigma8": 0.8})
+    start = pmd.lpt(pmd.linear_modes(pmd.white_noise(jax.random.key(0), config), cosmo, config), cosmo, config)
+    path = pmd.save_snapshot(tmp_path / "s.hdf5", start, cosmo, config, 0.15)
+    pmd.load_initial_conditions(path, cosmo, config)
+    wrong = pmd.Particles(start.disp, short_waves_reversed(np.asarray(start.vel)))
+    path = pmd.save_snapshot(tmp_path / "t.hdf5", wrong, cosmo, config, 0.15)
+    with pytest.raises(ValueError, match="with a correlation of 0.1"):
+        pmd.load_initial_conditions(path, cosmo, config)
 
 
 def test_a_bulk_velocity_is_a_warning(tmp_path: Path, initial: pmd.Particles):
