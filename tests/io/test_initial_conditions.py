@@ -268,6 +268,22 @@ def test_velocities_that_may_be_wrong_are_a_warning(tmp_path: Path, initial: pmd
             pmd.load_initial_conditions(path, COSMO, config)
 
 
+def test_a_wrong_second_order_is_a_warning(tmp_path: Path, decomposition: pmd.Decomposition):
+    """Of 2LPT, with Zel'dovich's velocities, and with the other sign."""
+    config = make_config(decomposition, box_size=64.0, mesh_shape=16, a_start=0.1)
+    cosmo: Any = SimpleNamespace(**vars(COSMO) | {"sigma8": 0.8})
+    modes = pmd.linear_modes(pmd.white_noise(jax.random.key(0), config), cosmo, config)
+    first, second = (pmd.lpt(modes, cosmo, replace(config, lpt_order=order)) for order in (1, 2))
+    for weight, words in ((0.0, "-0.9.*"), (-1.0, "-[23].*")):
+        moving = pmd.Particles(second.disp, first.vel + weight * (second.vel - first.vel))
+        path = pmd.save_snapshot(tmp_path / f"{weight}.hdf5", moving, cosmo, config, 0.1)
+        with pytest.warns(UserWarning, match=f"the second order of its velocities is {words} of that of 2LPT"):
+            pmd.load_initial_conditions(path, cosmo, config)
+    for order in (first, second):
+        path = pmd.save_snapshot(tmp_path / "right.hdf5", order, cosmo, config, 0.1)
+        pmd.load_initial_conditions(path, cosmo, config)
+
+
 def test_short_waves_may_be_nonlinear(tmp_path: Path, single: pmd.Decomposition):
     """3LPT, densities with an rms of 0.6: velocities up to 1.08 of those of linear growth, without a warning."""
     config = make_config(single, box_size=16.0, mesh_shape=16, a_start=0.15, lpt_order=3)
@@ -279,6 +295,21 @@ def test_short_waves_may_be_nonlinear(tmp_path: Path, single: pmd.Decomposition)
     path = pmd.save_snapshot(tmp_path / "t.hdf5", wrong, cosmo, config, 0.15)
     with pytest.raises(ValueError, match="with a correlation of 0.1"):
         pmd.load_initial_conditions(path, cosmo, config)
+
+
+@pytest.mark.parametrize("last", [1, 3])
+def test_waves_may_be_few(tmp_path: Path, single: pmd.Decomposition, last: int):
+    """A plane wave, which has no second order, and a spectrum that is cut at 0.4 of the Nyquist frequency."""
+    config = make_config(single, box_size=64.0, mesh_shape=16, a_start=0.1)
+    noise = np.fft.rfftn(np.random.default_rng(0).normal(size=(16, 16, 16)))
+    numbers = np.stack(np.meshgrid(np.fft.fftfreq(16, 1 / 16), np.fft.fftfreq(16, 1 / 16), np.arange(9), indexing="ij"))
+    kept = np.abs(numbers).max(0) <= last
+    if last == 1:
+        kept &= (numbers[1] == 0) & (numbers[2] == 0)
+    modes = pmd.linear_modes(np.fft.irfftn(np.where(kept, noise, 0), s=(16, 16, 16), axes=(0, 1, 2)), COSMO, config)
+    start = pmd.lpt(4 * modes, COSMO, config)
+    path = pmd.save_snapshot(tmp_path / "s.hdf5", start, COSMO, config, 0.1)
+    pmd.load_initial_conditions(path, COSMO, config)
 
 
 def test_a_bulk_velocity_is_a_warning(tmp_path: Path, initial: pmd.Particles):

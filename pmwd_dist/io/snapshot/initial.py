@@ -17,9 +17,10 @@ from jaxtyping import Array, Float
 
 from pmwd_dist._checks import check_flag
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.arithmetic import scaled, scaled_by_i
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
-from pmwd_dist.cosmology.growth import growth_table_to
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY, Cosmology, parameters
 from pmwd_dist.io.snapshot.base import KM_S_PER_H0
 from pmwd_dist.io.snapshot.header import SnapshotHeader, named_background, read_header, snapshot_files
@@ -35,9 +36,10 @@ from pmwd_dist.io.snapshot.particles import (
 )
 from pmwd_dist.io.snapshot.reader import beside_mesh, check_memory, find_sites, read_particles
 from pmwd_dist.io.snapshot.units import LengthUnit
+from pmwd_dist.parallel.decomposition import on_blocks
 from pmwd_dist.parallel.distributed import raise_on_all_processes
-from pmwd_dist.parallel.fft import prfft3d
-from pmwd_dist.pm import fourier
+from pmwd_dist.parallel.fft import prfft3d, rfft_block
+from pmwd_dist.pm import fourier, lpt_fields
 from pmwd_dist.pm.inputs import check_config
 from pmwd_dist.pm.particles import Particles
 
@@ -46,7 +48,10 @@ _TIME, _PARAMETER, _MASS, _EQUAL = 1e-4, 1e-3, 1e-2, 1e-3
 _CURVATURE = 2e-3  # of a curvature, which holds the radiation too that a file leaves out
 _LINEAR = 0.25  # largest rms density of waves for which velocities of linear growth are right to 3 %
 _NONLINEAR = 0.4  # difference of 3LPT from linear growth, of shorter waves, per square of the rms density
+_LEAST = 0.03  # of the variance of density and of longer waves, which waves of an octave beyond a cutoff lack
+_ROUNDING = 1e-8  # of the square of displacements: waves that a file lacks
 _DOUBTFUL, _WRONG = 0.03, 0.1  # differences from linear growth
+_SECOND = -0.5, 1.6  # second order of velocities, in units of that of 2LPT; 0 of Zel'dovich's velocities
 _BULK = 0.1  # largest mean velocity [rms of velocities]
 
 
@@ -64,7 +69,7 @@ def load_initial_conditions(
       config: the simulation; its box, lattice and a_start must agree with the file.
       check_motion: whether velocities must follow linear growth of the displacements on all scales: a difference
         beyond 3 % is a warning, and beyond 10 % an error, where waves are nonlinear beyond what 3LPT differs by. A mean
-        velocity beyond 10 % of the rms is a warning.
+        velocity beyond 10 % of the rms is a warning, and one at second order that is neither 2LPT's nor none.
 
     Raises:
       ValueError: the snapshot is damaged or incomplete; its box, lattice, scale factor, cosmology or mass are not those
@@ -196,7 +201,8 @@ def compare_with_linear_growth(
 
     The difference is the larger one of |s - 1| and 1 - r, with the slope s = <v d*> / <d d*> over that of linear growth
     and the correlation coefficient r, less what 3LPT differs by where waves are nonlinear. One of 3 % is a warning, as
-    is a mean velocity of 10 % of the rms of velocities. A difference of 10 % raises ValueError.
+    is a mean velocity of 10 % of the rms of velocities. A difference of 10 % raises ValueError. At second order
+    velocities v - f d, with the rate f of linear growth, are compared with those of 2LPT.
     """
     run = jit(partial(_octave_sums, config=config), out_shardings=config.decomposition.replicated)
     dd, dv, vv, density2 = np.asarray(run(particles.disp, particles.vel), float).sum(-1)
@@ -207,7 +213,8 @@ def compare_with_linear_growth(
         r = np.nan_to_num(dv / np.sqrt(dd * vv))
     variance = np.cumsum(density2) / math.prod(config.particle_shape) ** 2
     allowed = np.where(variance <= _LINEAR**2, 0, np.minimum(_NONLINEAR * variance, 0.5))
-    difference = np.where(dd > 0, np.maximum(abs(slope - 1), 1 - r) - allowed, 0)
+    seen = (dd > _ROUNDING * dd.sum()) & (density2 > _LEAST * np.cumsum(density2))
+    difference = np.where(seen, np.maximum(abs(slope - 1), 1 - r) - allowed, 0)
     i = int(difference.argmax())
     text = (
         f"{path}: its velocities are {slope[i]:.3g} of those of linear growth at a = {a:g}, with a correlation of "
@@ -224,10 +231,26 @@ def compare_with_linear_growth(
         raise ValueError(f"{text}{why}; {remedy}")
     if difference[i] > _DOUBTFUL:
         warn(f"{text}P(k) may be off by as much")
+    elif not _SECOND[0] < (second := _second_order(particles, a, table, config)) < _SECOND[1]:
+        warn(
+            f"{path}: the second order of its velocities is {second:.2g} of that of 2LPT (2LPT has 1, Zel'dovich's "
+            "approximation 0): its factor or sign is another one, and P(k) may be off by several per cent"
+        )
     bulk, rms = _mean_and_rms(particles.vel, config)
     if (speed := float(np.linalg.norm(bulk))) > _BULK * rms:
         shown, share = f"{speed * KM_S_PER_H0 / a:.3g} km/s", f"{100 * speed / rms:.3g} %"
         warn(f"{path}: its particles have a mean velocity of {shown}, {share} of the rms of their velocities")
+
+
+def _second_order(particles: Particles, a: float, table: GrowthTable, config: Config) -> float:
+    """Second order of the velocities over that of 2LPT; 0 where that is nothing but rounding. Collective."""
+    growth, unit = table.at(a), a**2 * table.E(a)
+    rate = unit * growth.dD1 / growth.D1
+    run = jit(partial(_second_order_sums, config=config), out_shardings=config.decomposition.replicated)
+    first, product, second = np.asarray(run(particles.disp, particles.vel, rate), float).sum(-1)
+    if second <= _ROUNDING / 100 * first:
+        return 0.0
+    return product / second * float(growth.D1**2 / (unit * growth.dD2 - rate * growth.D2))
 
 
 def _mean_and_rms(x: Array, config: Config) -> tuple[np.ndarray, float]:
@@ -262,3 +285,25 @@ def _octave_sums(disp: Array, vel: Array, config: Config) -> Float[Array, "4 oct
     values = [count * x for x in (dd, dv, vv, k2 * dd)]
     octaves = [jnp.maximum(jnp.floor(halvings), 0) == i for i in reversed(_octaves(config))]
     return jnp.stack([jnp.stack([jnp.where(octave, x, 0).sum((1, 2)) for octave in octaves]) for x in values])
+
+
+def _second_order_sums(disp: Array, vel: Array, rate: Array, config: Config) -> Float[Array, "3 nx"]:
+    """Sums over planes of |d|^2, v2 g* and |g|^2, with v2 = v - rate d and the gradient g of the second potential."""
+    products = _second_order_products(disp, vel, rate, config)
+    _, count = fourier.counted_modes(config.particle_shape, config, disp.dtype)
+    return jnp.stack([(count * x).sum((1, 2)) for x in products])
+
+
+@on_blocks(["field", "field", "whole"], ("spectrum",) * 3)
+def _second_order_products(disp: Array, vel: Array, rate: Array, config: Config) -> tuple[Array, Array, Array]:
+    """|d|^2, v2 g* and |g|^2 of each mode."""
+    k = fourier.wavevectors(config.particle_shape, config, disp.dtype, odd=True)
+    modes = partial(rfft_block, decomposition=config.decomposition)
+    d = [modes(disp[..., i]) for i in range(3)]
+    x, y, z = map(scaled_by_i, d, k)
+    p2 = lpt_fields.second_order(lpt_fields.potential(x + y + z, config), config)
+    g = [scaled_by_i(p2, ki) for ki in k]
+    v2 = [modes(vel[..., i]) - scaled(d[i], rate) for i in range(3)]
+    first, second = (jnp.abs(jnp.stack(x)) ** 2 for x in (d, g))
+    products = (jnp.stack(v2) * jnp.stack(g).conj()).real
+    return first.sum(0), products.sum(0), second.sum(0)

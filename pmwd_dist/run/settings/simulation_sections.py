@@ -158,7 +158,7 @@ class SimulationStart(Section):
         None,
         "ics.hdf5",
     )
-    check_motion: bool = about("refuse a snapshot whose velocities are off linear growth by 10 % on large scales", True)
+    check_motion: bool = about("refuse a snapshot whose velocities are off linear growth by 10 %", True)
 
 
 class Force(Section):
