@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pmwd_dist._checks import check_number, check_type
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import write_text
 from pmwd_dist.report.page import Caption
 from pmwd_dist.report.spectra import TRUTH
@@ -113,12 +114,13 @@ def traces(draws: Any, *, truth: Mapping[str, float] | None = None, axes: Any = 
     if hasattr(draws, "parameters"):
         draws = draws.parameters | {"log density": draws.logdensity}
     _check_draws(draws)
+    truth = _by_name(truth, draws, "truth", '{"b1": 1.8}')
     panels = make_axes(axes, (9, 1.8 * len(draws) + 0.8), len(draws), sharex=True)
     for ax, (name, x) in zip(panels, draws.items(), strict=True):
         chains = np.atleast_2d(x)
         for chain, colour in zip(chains, colours(len(chains)), strict=True):
             ax.plot(chain, color=colour, lw=0.7)
-        if truth and name in truth:
+        if name in truth:
             ax.axhline(truth[name], **TRUTH)
         ax.set_ylabel(latex(name))
     panels[-1].set_xlabel("draw")
@@ -130,6 +132,19 @@ def _check_draws(draws: Any) -> None:
     check_type(draws, Mapping, "draws", "must be a mapping from names", "pass a chain, or draws by name")
     for parameter, x in draws.items():
         check_number(x, f"draws[{parameter!r}]", several=True, constant=True)
+
+
+def _by_name(values: Any, draws: Mapping[str, Any], argument: str, example: str) -> Mapping[str, Any]:
+    """Values of some parameters; ArgumentError for another name, or for a true value that is no finite number."""
+    values = {} if values is None else values
+    check_type(values, Mapping, argument, "must be a mapping from names", f"pass {example}")
+    for name, value in values.items():
+        if name not in draws:
+            remedy = f"use names of {', '.join(draws)}"
+            raise ArgumentError(f"{argument}[{name!r}]", value, "is of no parameter", remedy, show_value=False)
+        if argument == "truth":
+            check_number(value, f"truth[{name!r}]")
+    return values
 
 
 @styled(outward=True)
@@ -150,9 +165,10 @@ def corner(
     """
     from matplotlib.ticker import MaxNLocator
 
-    draws, priors, truth = getattr(draws, "parameters", draws), priors or {}, truth or {}
+    draws = getattr(draws, "parameters", draws)
     _check_draws(draws)
-    check_type(priors, Mapping, "priors", "must be a mapping from names", 'pass {"b1": infer.Normal(1.8, 0.5)}')
+    priors = _by_name(priors, draws, "priors", '{"b1": infer.Normal(1.8, 0.5)}')
+    truth = _by_name(truth, draws, "truth", '{"b1": 1.8}')
     names, count = list(draws), len(draws)
     side = 2.6 * count + 1
     panels = make_axes(axes, (side, side), count, count, sharex="col")

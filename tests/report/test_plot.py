@@ -55,6 +55,7 @@ def test_the_axes_of_a_distribution_end_where_it_does() -> None:
     assert low == pytest.approx(0.3 * np.exp(-100)) and 1 < high < 10
 
 
+DRAWS = {"a": np.ones((2, 9))}
 SPECTRUM = pmd.PowerSpectrum(*(np.arange(1.0, 5),) * 3)
 IN_OTHER_BINS = r"shape=\(.*\) of a curve must be \(4,\), the bins of the spectrum"
 COUNT = "must be a list with an entry for each spectrum"
@@ -78,7 +79,13 @@ COUNT = "must be a list with an entry for each spectrum"
         (lambda: plot.mass_function({}), "found is or holds a dict, which has no mass; pass what observe.mass_func"),
         (lambda: plot.angular_power(SPECTRUM), "spectra is or holds a PowerSpectrum, which has no ell"),
         (lambda: plot.corner({"a": np.full((2, 9), np.nan)}), r"draws\['a'\] must be a finite number"),
-        (lambda: plot.corner({"a": np.ones((2, 9))}, priors=(1, 2)), "priors is a tuple and must be a mapping"),
+        (lambda: plot.corner(DRAWS, priors=(1, 2)), "priors is a tuple and must be a mapping"),
+        (lambda: plot.corner(DRAWS, priors={"b": 1}), r"priors\['b'\] is of no parameter; use names of a$"),
+        (lambda: plot.corner(DRAWS, truth={"sigma_8": 0.8}), r"truth\['sigma_8'\] is of no parameter; use names of a"),
+        (lambda: plot.corner(DRAWS, truth=["a"]), r"truth is a list and must be a mapping from names; pass {"),
+        (lambda: plot.traces(DRAWS, truth={"b": 1.0}), r"truth\['b'\] is of no parameter"),
+        (lambda: plot.traces(DRAWS, truth=[]), "truth is a list and must be a mapping"),
+        (lambda: plot.traces(DRAWS, truth={"a": np.nan}), r"truth\['a'\]=nan must be a finite number"),
         (lambda: plot.traces(np.ones((2, 9))), "draws is a ndarray and must be a mapping from names; pass a chain"),
     ],
 )
