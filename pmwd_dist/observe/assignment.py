@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from typing import Literal, get_args
 
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
 
-from pmwd_dist._checks import check_choice
+from pmwd_dist._checks import check_choice, check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.observe.filters import mean_of_meshes
@@ -25,6 +26,7 @@ from pmwd_dist.pm import fourier, inputs
 Window = Literal["nearest", "cloud-in-cell", "triangular"]
 _ORDERS: dict[Window, int] = {"nearest": 1, "cloud-in-cell": 2, "triangular": 3}  # cells along an axis
 _AT_ONCE = 1 << 20  # objects
+_FEW, _NARROW = 10, 0.05  # objects, and part of the box in which so many suggest another unit
 
 
 def counts_from_catalogue(
@@ -45,13 +47,17 @@ def counts_from_catalogue(
       positions: comoving positions, shape (objects, 3) [Mpc/h]; beyond the box they are repeated. All objects on every
         process.
       config: configuration of the simulation.
-      weights: weight of each object; default: 1.
+      weights: weight of each object, 0 or more; default: 1.
       window: "nearest", "cloud-in-cell" or "triangular" (triangular-shaped cloud), which share an object among 1, 8 or
         27 cells (Hockney & Eastwood 1988, ch. 5).
       interlaced: mean with counts on a mesh shifted by half a cell, as `interlaced_density`.
 
     Raises:
-      ValueError: positions or weights have another shape, are traced or not finite, or the window is unknown.
+      ValueError: positions or weights have another shape, are traced or not finite, a weight is negative, or the window
+        is unknown.
+
+    Warns:
+      UserWarning: ten or more objects span less than a twentieth of all sides of the box, or more than 20 times one.
 
     Examples:
       >>> counts = observe.counts_from_catalogue(galaxies.columns["RedshiftSpacePosition"], config)
@@ -65,9 +71,12 @@ def counts_from_catalogue(
         raise ArgumentError("positions.shape", x.shape, "must be (objects, 3)")
     if w.shape != x.shape[:1]:
         raise ArgumentError("weights.shape", w.shape, f"must be {x.shape[:1]}")
-    for name, values in {"positions": x, "weights": w}.items():
-        if missing := int(np.sum(~np.isfinite(values))):
-            raise ArgumentError(name, values, f"hold {missing} values that are not finite", show_value=False)
+    if missing := int(np.sum(~np.isfinite(x))):
+        raise ArgumentError("positions", x, f"hold {missing} values that are not finite", show_value=False)
+    check_number(w, "weights", 0, several=True, remedy="count objects of negative weight apart, and subtract them")
+    if len(x) >= _FEW and not _NARROW < (span := float(np.max(np.ptp(x, axis=0) / config.box_size))) < 1 / _NARROW:
+        text = f"positions: {len(x)} objects span {span:.2g} of the sides of the box, at most"
+        warnings.warn(f"{text}; pass comoving positions in Mpc/h", stacklevel=2)
     fields = [_painted(x, w, config, _ORDERS[window], shift) for shift in (0.0, 0.5)[: 1 + interlaced]]
     dtype = jnp.result_type(float)
     counts = [to_devices(field.astype(dtype), config.decomposition.sharding) for field in fields]

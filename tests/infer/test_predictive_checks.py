@@ -128,7 +128,8 @@ def nearest_cell_counts(field: np.ndarray, config: pmd.Config) -> Any:
     modes = np.fft.fftn(field)
     weights = np.einsum("ax,by,cz,xyz->abc", waves, waves, waves, modes, optimize=True).real.ravel()
     positions = (np.indices((fine,) * 3).reshape(3, -1).T + 0.5) * config.cell_size[0] / 4
-    return pmd.observe.counts_from_catalogue(positions, config, weights=weights / 64, window="nearest")
+    above = weights - weights.min()
+    return pmd.observe.counts_from_catalogue(positions, config, weights=above / 64, window="nearest") + weights.min()
 
 
 def test_counts_by_the_nearest_cell_fail_a_cloud_in_cell_model_and_the_window_is_named() -> None:

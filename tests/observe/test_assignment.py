@@ -78,9 +78,19 @@ def test_wrong_catalogues_are_refused() -> None:
         r"positions.shape=\(5, 2\) must be \(objects, 3\)": (x[:, :2], {}),
         "positions hold 1 values that are not finite": (np.where(np.arange(15).reshape(5, 3) == 4, np.nan, x), {}),
         r"weights.shape=\(4,\) must be \(5,\)": (x, {"weights": np.ones(4)}),
+        "weights must be a finite number, 0 or more; count objects": (x, {"weights": [1, 1, -1, 1, 1]}),
+        "weights must be a finite number": (x, {"weights": [1, 1, np.inf, 1, 1]}),
         "window='tsc' must be 'nearest', 'cloud-in-cell' or 'triangular'": (x, {"window": "tsc"}),
         "positions.dtype=.* must be a type of numbers": ("text", {}),
     }
     for message, (positions, options) in refused.items():
         with pytest.raises(ValueError, match=message):
             pmd.observe.counts_from_catalogue(positions, config, **options)
+
+
+@pytest.mark.parametrize(("unit", "span"), [(0.04, "0.04"), (1000.0, r"1e\+03")])
+def test_positions_in_another_unit_are_warned_of(unit: float, span: str) -> None:
+    corners = np.asarray([*itertools.product((0, 1), repeat=3)] * 2) * unit * np.asarray(BOX)
+    with pytest.warns(UserWarning, match=rf"positions: 16 objects span {span} of the sides .* in Mpc/h"):
+        pmd.observe.counts_from_catalogue(corners, configure())
+    pmd.observe.counts_from_catalogue(corners[:8], configure())
