@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +33,11 @@ from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.report.tables import Table, read_table
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.control import Interrupted, StopRequest, stop_requests
-from pmwd_dist.run.common.fingerprint import identity
+from pmwd_dist.run.common.fingerprint import identity, may_change
 from pmwd_dist.run.common.folder import (
     CONFIG,
     ROWS,
+    RUN,
     Event,
     InUseError,
     Listener,
@@ -336,7 +339,10 @@ def _write(path: Path, ensemble: Ensemble, ends: Sequence[tuple[str, str]], foun
     with h5py.File(path, "w", locking=False) as file:
         values = [settings.values() for settings in ensemble.table.rows]
         for key in ensemble.table.columns:
-            file[f"parameters/{key}"] = _array([value[key] for value in values])
+            column = [value[key] for value in values]
+            if may_change(key):
+                column = [_last_value(ensemble.row(i), key, value) for i, value in enumerate(column)]
+            file[f"parameters/{key}"] = _array(column)
         for name, texts in zip(("status", "reason"), zip(*ends, strict=True), strict=True):
             file[name] = _array(texts)
         for name in sorted({name for tables in found.values() for name in tables}):
@@ -350,6 +356,15 @@ def _write(path: Path, ensemble: Ensemble, ends: Sequence[tuple[str, str]], foun
                 place = f"{Path(name).stem}/{column.replace('/', '_')}"  # HDF5 would take dn/dlnM as a group
                 file[place] = rows
                 file[place].attrs["unit"] = unit
+
+
+def _last_value(row: Path, key: str, default: Any) -> Any:
+    """Value of a setting at the last start of a row, which `--set` may have changed; the default before a start."""
+    *sections, name = key.split(".")
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # none, or a damaged file
+        settings = json.loads(read_text(row / RUN, own=True))["settings"]
+        return reduce(getitem, sections, settings).get(name)
+    return default
 
 
 def _array(values: Sequence[Any]) -> Any:

@@ -168,7 +168,8 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def end(job: SimulationJob, *_: object, **__: object) -> None:
         seeds.append(job.simulation.seed)
-        (job.folder / "run.json").write_text('{"status": "finished"}')
+        settings = job.settings.model_dump(mode="json", exclude_none=True)
+        (job.folder / "run.json").write_text(json.dumps({"status": "finished", "settings": settings}))
 
     monkeypatch.setattr(ensemble, "execute", end)
     monkeypatch.setattr(SimulationJob, "check", lambda _: [])
@@ -198,6 +199,19 @@ def test_rows_that_cannot_begin_have_failed(files: list[Path | str], at_once: li
     assert command("resume", folder) == 0
     assert at_once == [3, 1, 2]
     assert texts(folder, "status") == ["finished"] * 3
+
+
+@pytest.mark.usefixtures("at_once")
+def test_rows_keep_the_halo_of_their_run(files: list[Path | str], monkeypatch):
+    Path(files[2]).write_text("noise.seed, devices.halo\n1, 2\n2, 2\n")
+    folder = Path(files[-1])
+    with monkeypatch.context() as other:
+        other.setattr(SimulationJob, "check", Mock(side_effect=[[], SimulationError("failed")]))
+        assert command(*files) == 1
+    assert command("resume", folder, "--set", "devices.halo=auto") == 0
+    for _ in range(2):
+        assert texts(folder, "parameters/devices.halo") == ["2", "auto"]
+        assert command("report", folder) == 0
 
 
 def test_runs_that_somebody_resumes_by_themselves_are_left_alone(files: list[Path | str], at_once, monkeypatch, capsys):
