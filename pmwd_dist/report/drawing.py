@@ -54,7 +54,7 @@ def draw(figures: Figures) -> None:
 
 
 def finish(figures: Figures) -> None:
-    """Wait for the figures, and draw the ones that are missing."""
+    """Wait for the figures, and draw the ones that are missing; the first error is raised after all of them."""
     global _executor
     wait(_futures.values())
     failed = {path for path, future in _futures.items() if future.cancelled() or future.exception() is not None}
@@ -62,9 +62,15 @@ def finish(figures: Figures) -> None:
     if _executor is not None:
         _executor.shutdown(wait=False, cancel_futures=True)  # the end of a process takes tenths of a second
         _executor = None
+    errors = list[Exception]()
     for path, read in figures.items():
         if path.absolute() in failed or not path.exists():
-            write(path, read)
+            try:
+                write(path, read)
+            except (OSError, ValueError) as error:
+                errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def write(path: Path, read: Callable[[], Drawing]) -> None:

@@ -26,7 +26,7 @@ from pmwd_dist.pm.stepping.step import final_status
 from pmwd_dist.report import drawing
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.control import Interrupted
-from pmwd_dist.run.common.folder import Event
+from pmwd_dist.run.common.folder import Event, status_of
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.outputs.power import Power
 from pmwd_dist.run.outputs.slices import Slices
@@ -312,18 +312,29 @@ def test_disk_that_fills_up_ends_the_run_in_one_line(
     assert_same(finished[0], tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (OSError(28, os.strerror(28), "power.png"), "power.png: No space"),
-        (IndexError("none"), "power.png: IndexError: none;"),
-    ],
-)
-def test_figures_that_fail_do_not_end_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, text: str
+def test_figures_and_a_report_that_do_not_fit_on_the_disk_fail_a_run_with_all_its_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ):
+    def full(path, *_, **__):
+        raise OSError(28, os.strerror(28), str(path))
+
+    folder, tables = tmp_path / "run", ("power_z0.000.csv", "density_z0.000.npz")
+    (tmp_path / "small.toml").write_text(SMALL)
+    with monkeypatch.context() as patch:
+        patch.setattr(drawing, "draw", lambda paths: None)
+        patch.setattr(drawing, "save", lambda figure, path: full(path) if "z0" in path.name else path.touch())
+        patch.setattr("pmwd_dist.run.common.report.write_page", full)
+        assert command("run", tmp_path / "small.toml", "--output", folder, "--set", "output.snapshot=none") == 1
+    missing = "all data are kept, but not density_z0.000.png, report.html: free space, and use `pmwd-dist report"
+    assert capsys.readouterr().err == f"pmwd-dist: the run failed: {folder}: {os.strerror(28)}; {missing} {folder}`\n"
+    assert status_of(folder) == "finished" and all((folder / name).exists() for name in tables)
+    assert command("report", folder) == 0
+    assert set(manifest.files(folder)) <= {path.name for path in folder.iterdir()}
+
+
+def test_figures_that_fail_do_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def full(figure, path):
-        raise error
+        raise IndexError("none")
 
     monkeypatch.setattr(drawing, "draw", lambda paths: None)
     monkeypatch.setattr(drawing, "save", full)
@@ -331,7 +342,7 @@ def test_figures_that_fail_do_not_end_a_run(
     execute(plan, events)
     assert [event.status for event in events.of("end")] == ["finished"]
     (warning,) = events.of("warning")
-    assert warning.message.startswith("figures are missing: ") and text in warning.message
+    assert warning.message.startswith("figures are missing: ") and "power.png: IndexError: none;" in warning.message
     assert warning.message.endswith(f"; `pmwd-dist report {plan.folder}` draws them")
 
 

@@ -19,6 +19,7 @@ from pmwd_dist._files import (
     atomic_write,
     check_regular,
     exists,
+    message,
     read_bytes,
     read_text,
     temporary,
@@ -176,6 +177,7 @@ class Log:
     def __init__(self, folder: Path, listener: Listener):
         self._folder, self._listener = folder, listener
         self.last = ""  # line of the last event, on every process
+        self.unwritten: OSError | None = None  # why figures or the report are missing
         self._summary: dict[str, Any] = {}
 
     def __call__(self, name: str, text: str = "", **fields: Any) -> None:
@@ -199,6 +201,11 @@ class Log:
     def warn(self, message: str) -> None:
         """Log a failure that does not end the run."""
         self("warning", f"warning: {message}", message=message)
+
+    def lack(self, what: str, error: Exception, remedy: str = "") -> None:
+        """Log that figures or the report are missing; where they can't be written, `execute` raises OSError."""
+        self.unwritten = error if isinstance(error, OSError) else self.unwritten
+        self.warn(f"{what}: {message(error)}{remedy}")
 
     def begin(self, what: str) -> None:
         """Log the beginning of a stage that may take long."""

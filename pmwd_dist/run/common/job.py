@@ -5,15 +5,18 @@ from __future__ import annotations
 import platform
 import time
 from abc import abstractmethod
+from pathlib import Path
 from typing import Any
 
 import jax
 
-from pmwd_dist._files import message
+from pmwd_dist._files import exists, message
 from pmwd_dist._jax.native import native_available
 from pmwd_dist._jax.profile import recording
 from pmwd_dist._memory import size
 from pmwd_dist.parallel import distributed
+from pmwd_dist.parallel.distributed import raise_on_all_processes
+from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.control import Control, Interrupted, stop_requests, watchdog
 from pmwd_dist.run.common.fingerprint import versions
 from pmwd_dist.run.common.folder import REPORT, Listener, Log, hold_folder, status_of
@@ -72,7 +75,7 @@ def execute(job: Job, listener: Listener, *, resume: bool = False, time_limit: f
       StartError: the folder is in use or of another job, the job to resume is finished, or a file of it is damaged.
       SimulationError: the simulation failed on its data; earlier results are kept.
       Interrupted: a signal asked the job to stop, or its time is over; a checkpoint is kept.
-      OSError, SharedError: a file can't be written.
+      OSError, SharedError: a file can't be written; figures and the report alone are left out until the end.
     """
     with recording(time.perf_counter()) as profile, stop_requests() as stop, hold_folder(job, resume=resume):
         checkpoint = job.find_checkpoint() if resume else None
@@ -98,6 +101,9 @@ def execute(job: Job, listener: Listener, *, resume: bool = False, time_limit: f
             log("end", text, status=status, seconds=seconds, peak_memory=peak, profile=profile.record(), **reason)
             if distributed.is_main():
                 _report(job, log, status)
+        with raise_on_all_processes():
+            if log.unwritten is not None:
+                _raise_unwritten(job.folder, log.unwritten)
 
 
 def _report(job: Job, log: Log, status: str) -> None:
@@ -109,4 +115,12 @@ def _report(job: Job, log: Log, status: str) -> None:
     try:
         write_report(job.folder)
     except (OSError, ValueError) as error:
-        log.warn(f"{job.folder / REPORT} is not written: {message(error)}")
+        log.lack(f"{job.folder / REPORT} is not written", error)
+
+
+def _raise_unwritten(folder: Path, error: OSError) -> None:
+    """Raise OSError with the names of the figures and the report that are missing, as by a full disk."""
+    files = dict.fromkeys([*manifest.files(folder), REPORT])
+    missing = [name for name in files if name.endswith((".png", ".html")) and not exists(folder / name)]
+    text = f"{folder}: {error.strerror}; all data are kept, but not {', '.join(missing or [REPORT])}"
+    raise OSError(error.errno, f"{text}: free space, and use `pmwd-dist report {folder}`")

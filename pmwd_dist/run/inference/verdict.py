@@ -14,7 +14,7 @@ from jax import Array
 
 from pmwd_dist import infer
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._files import message, remove
+from pmwd_dist._files import remove
 from pmwd_dist._jax.profile import part
 from pmwd_dist._jax.program import filter_jit
 from pmwd_dist.infer.chain.diagnostics import step_errors, stuck
@@ -70,7 +70,7 @@ def make_verdict(
     with raise_on_all_processes():
         if is_main():
             for error in _write(plan.folder, tables, figures):
-                log.warn(f"a figure is missing: {message(error)}")
+                log.lack("a figure is missing", error)
     lines = table_lines(rows, truth) + fit_lines(fit)
     reasons = find_reasons(plan, chain) + find_fit_reasons(found.fit, plan.settings.model)
     files = [*tables, *(name for name in figures if (plan.folder / name).exists())]

@@ -142,7 +142,7 @@ class SimulationJob(SimulationPlan, Job):
             try:
                 self.draw()
             except (OSError, ValueError) as error:
-                log.warn(f"figures are missing: {message(error)}; `pmwd-dist report {self.folder}` draws them")
+                log.lack("figures are missing", error, f"; `pmwd-dist report {self.folder}` draws them")
 
     def draw(self) -> None:
         if self.settings.output.figures:
