@@ -122,7 +122,7 @@ def _add_job(name: str, about: str) -> None:
             prepare_folder(job, overwrite=overwrite)
         with Display() as display:
             display.show(warnings)
-            execute(job, display, time_limit=limit)
+            execute(job, display, time_limit=limit, warnings=warnings)
 
 
 _add_job("run", "Run the simulation of a TOML file.")
@@ -194,7 +194,7 @@ def resume(folder: Folder, overrides: Set = [], time_limit: TimeLimit = None) ->
     job, warnings = _checked_job(lambda: read_any(folder / CONFIG, overrides), folder, time_limit=limit)
     with Display() as display:
         display.show(warnings)
-        execute(job, display, resume=True, time_limit=limit)
+        execute(job, display, resume=True, time_limit=limit, warnings=warnings)
 
 
 @app.command()

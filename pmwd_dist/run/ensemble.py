@@ -242,13 +242,13 @@ class _Worker:
         Raises StartError if the row can't be run, and OSError or SharedError if no other row would do better.
         """
         try:
-            job = self._job(i)
+            job, warnings = self._job(i)
             with start_errors():
                 on_main(remove, _note(job.folder))
                 if is_new:
                     prepare_folder(job, overwrite=True)
             left = None if self._end is None else max(self._end - time.perf_counter(), 0.0)
-            execute(job, self._show_warning, resume=not is_new, time_limit=left)
+            execute(job, self._show_warning, resume=not is_new, time_limit=left, warnings=warnings)
         except (OSError, SharedError, StartError):
             raise
         except Exception as error:
@@ -257,8 +257,8 @@ class _Worker:
             return str(error) or type(error).__name__
         return ""
 
-    def _job(self, i: int) -> SimulationJob:
-        """The run of a row, after its checks. Collective."""
+    def _job(self, i: int) -> tuple[SimulationJob, list[str]]:
+        """The run of a row, after its checks, and its warnings. Collective."""
         with start_errors():
             job = self._ensemble.job(i)
         job = job.of_main()
@@ -270,12 +270,12 @@ class _Worker:
             if job.expected_disk > free_space(job.folder):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(job.folder))
         with start_errors():
-            for text in job.check():
+            for text in (warnings := job.check()):
                 if text not in self._warned:
                     self._warned.add(text)
                     self._say("warning", text)
         self._stages[shapes] = job.stages
-        return job
+        return job, warnings
 
     def _show_warning(self, event: Event) -> None:
         if event.name == "warning":

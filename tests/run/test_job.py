@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -422,6 +423,17 @@ def test_the_report_is_one_file_that_shows_all(finished: tuple[Path, Events]):
         "[box]",
     ):
         assert part in text, part
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_warnings_of_the_checks_are_in_the_report(tmp_path: Path, capsys):
+    (tmp_path / "small.toml").write_text(SMALL + "[observe.galaxies]\nb1 = 1\n")
+    (tmp_path / "rows.csv").write_text("noise.seed\n1\n")
+    for verb, more in {"run": ["--set", "output.snapshot=none"], "ensemble": [tmp_path / "rows.csv"]}.items():
+        assert command(verb, tmp_path / "small.toml", *more, "--output", tmp_path / verb) == 0
+        (text,) = {line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")}
+        (page,) = (tmp_path / verb).rglob("report.html")
+        assert html.unescape(page.read_text()).count(text.replace("warning", "Warning")) == 1
 
 
 def test_report_draws_again(finished: tuple[Path, Events]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from abc import abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,19 @@ class Job(Plan):
         }
 
 
-def execute(job: Job, listener: Listener, *, resume: bool = False, time_limit: float | None = None) -> None:
+def execute(
+    job: Job,
+    listener: Listener,
+    *,
+    resume: bool = False,
+    time_limit: float | None = None,
+    warnings: Sequence[str] = (),
+) -> None:
     """Do a job with a prepared folder, from the beginning or from its last checkpoint. Collective.
 
     A job that is stopped at any time, and then resumed, has the same bits. The listener is called with every event, on
     process 0. With a time limit, in seconds from the start of the program, the job stops before a step that may end
-    later, but takes at least one step.
+    later, but takes at least one step. Warnings of `Plan.check` are kept for the report.
 
     Raises:
       StartError: the folder is in use or of another job, the job to resume is finished, or a file of it is damaged.
@@ -81,7 +89,7 @@ def execute(job: Job, listener: Listener, *, resume: bool = False, time_limit: f
         checkpoint = job.find_checkpoint() if resume else None
         killed = resume and status_of(job.folder) == "running"  # and nobody holds the folder
         log = Log(job.folder, listener)
-        log("start", "\n".join(job.lines()), resumed=resume, **job.describe())
+        log("start", "\n".join(job.lines()), resumed=resume, warnings=[*warnings], **job.describe())
         if killed:
             log.warn("the last start was killed; this one goes on from its last checkpoint or chunk, if there is one")
         status, reason = "failed", dict[str, str]()

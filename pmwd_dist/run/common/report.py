@@ -33,6 +33,7 @@ class _Run(BaseModel, allow_inf_nan=False):
     steps: int = 0
     reasons: list[str] = []
     error: str = ""
+    warnings: list[str] = []
     lines: list[str] = []
     settings: dict[str, dict[str, Any]] = {}
     versions: dict[str, str | None] = {}
@@ -60,14 +61,15 @@ def write_report(folder: Path) -> Path:
     run, events = _run(folder), _events(folder)
     inference = "sampler" in run.settings
     verdict, advice = _verdict(folder, run, events, inference)
-    warned = [event.message for event in events if event.event == "warning"] + alterations(folder)
+    warned = [text.removeprefix("warning: ") for text in run.warnings]
+    warned += [event.message for event in events if event.event == "warning"] + alterations(folder)
     versions = ", ".join(f"{name} {number}" for name, number in run.versions.items() if number)
     write_page(
         folder / REPORT,
         [image for image in _images(folder, names) if _there(image[0])],
         title=f"{'Inference' if inference else 'Simulation'} {folder.resolve().name}",
         verdict=verdict,
-        advice=[*advice, *(f"Warning: {text}" for text in warned)],
+        advice=[*advice, *(f"Warning: {text}" for text in dict.fromkeys(warned))],
         good=run.status == "finished" and not run.reasons,
         numbers={name: _table(folder / name) for name in _TABLES if _there(folder / name)},
         run=[
