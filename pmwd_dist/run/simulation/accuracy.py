@@ -72,8 +72,11 @@ def accuracy_line(simulation: SimulationSetup, times: Sequence[float]) -> str:
     linear = f"; linear waves feel the true force to k = {math.pi / spacing / 2:.2g} h/Mpc"
     forces = linear if simulation.config.compensated else ""
     trained = ", with force.correction" if simulation.potential_factor is not None else ""
+    order = f", if start.snapshot, of unknown order, is as good as {simulation.config.lpt_order}LPT"
+    start = "" if simulation.start is None else order
     about = f"P(k) at z = 0 right to about {' and '.join(parts)} h/Mpc"
-    return f"{about}{trained}{_phases_and_groups(simulation, len(times) - 1)}{forces}; see docs/explanation/accuracy.md"
+    phases = _phases_and_groups(simulation, len(times) - 1)
+    return f"{about}{trained}{phases}{start}{forces}; see docs/explanation/accuracy.md"
 
 
 def _phases_and_groups(simulation: SimulationSetup, steps: int) -> str:
