@@ -11,6 +11,7 @@ import jax_cosmo
 import numpy as np
 import problems
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax_cosmo.transfer import Eisenstein_Hu
 from scipy.integrate import quad
 
@@ -19,10 +20,11 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist.cosmology.distance import (
     HUBBLE_DISTANCE,
     comoving_distance,
+    distances_at,
     scale_factor_at,
     transverse_distance,
 )
-from pmwd_dist.cosmology.growth import growth_table, growth_table_to
+from pmwd_dist.cosmology.growth import GrowthTable, growth_table, growth_table_to
 
 UNIVERSES = {
     "flat": problems.cosmology(),
@@ -333,6 +335,23 @@ def test_distances_and_their_inverse(changes: dict[str, float]) -> None:
     np.testing.assert_allclose(inverse, 1 / rate[2:5], rtol=1e-9)
     single = comoving_distance(jnp.asarray(AT, jnp.float32), jax.tree.map(lambda x: x.astype(jnp.float32), table))
     np.testing.assert_allclose(single, distance, rtol=1e-6)
+
+
+def test_distances_of_catalogues_take_few_evaluations_of_the_expansion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them is a sum over the momenta of neutrinos with mass."""
+    table, evaluate, sizes = growth_table(pmd.with_neutrinos(problems.cosmology(), m_nu=0.3)), GrowthTable.E, [0]
+    few, many = np.geomspace(1e-3, 2, 100), np.geomspace(1e-3, 2, 99 * 1000 + 1)
+    monkeypatch.setattr(GrowthTable, "E", lambda table, a: sizes.append(np.size(a)) or evaluate(table, a))
+    found = [distances_at(1 / many - 1, table)[::1000], comoving_distance(many, table)[::1000]]
+    assert 0 < sum(sizes) < 60_000
+    np.testing.assert_allclose(found, np.broadcast_to(comoving_distance(few, table), (2, 100)), rtol=1e-9, atol=1e-7)
+    np.testing.assert_allclose(scale_factor_at(found[1][:50], table), few[:50], rtol=1e-9)
+    mesh = jax.make_mesh((len(jax.devices()),), ("x",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        divided = jax.device_put(many[: 4096 * mesh.size], NamedSharding(mesh, PartitionSpec("x")))
+        np.testing.assert_allclose(np.asarray(comoving_distance(divided, table))[:1001:1000], found[1][:2], rtol=1e-9)
+    slopes = jax.grad(lambda a: jnp.sum(comoving_distance(a, table)))(jnp.asarray(many))
+    np.testing.assert_allclose(slopes, -HUBBLE_DISTANCE / (many**2 * evaluate(table, many)), rtol=1e-6)
 
 
 def test_transverse_distances_are_smooth_in_the_curvature() -> None:
