@@ -36,7 +36,7 @@ RANGES = {  # of the values of a cosmology, and of the priors of an inference
     "Omega_c": (0.0, 10.0, _DENSITY),
     "Omega_b": (0.0, 10.0, _DENSITY),
     "h": (0.1, 3.0, "the Hubble constant in 100 km/s/Mpc"),
-    "sigma8": (0.0, 100.0, "a standard deviation"),
+    "sigma8": (0.0, 5.0, "a standard deviation"),
     "n_s": (-1.0, 3.0, "a spectral index"),
     "Omega_k": (-1.0, 1.0, _DENSITY),
     "w0": (-LARGEST_W, LARGEST_W, _STATE),

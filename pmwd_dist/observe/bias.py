@@ -13,7 +13,7 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Num, Real
 
-from pmwd_dist._checks import check_number, check_type
+from pmwd_dist._checks import LARGEST_BIAS, check_number, check_type
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arrays import as_array
 from pmwd_dist.config import Config
@@ -31,7 +31,6 @@ from pmwd_dist.pm.potential_factor import on_modes, tabulate
 
 _NONLINEAR = ("b2", "bs2", "bnabla2", "bphidelta", "b3", "bdeltas2", "bs3")
 _PRIMORDIAL = ("bphi", "bphidelta")
-LARGEST_BIAS = 1e4  # of each parameter
 
 
 class LagrangianBias(eqx.Module):
@@ -248,11 +247,11 @@ def eulerian_bias(density: Real[Array, "nx ny nz"], b1: ArrayLike, config: Confi
     """Density of linearly biased tracers in units of the mean: 1 + b1 delta.
 
     Raises:
-      ValueError: the density is not on the mesh.
+      ValueError: the density is not on the mesh, or the bias is beyond 1e4.
 
     Examples:
       >>> galaxies = observe.eulerian_bias(density, 1.5, config)
     """
     density = inputs.mesh_field(density, config, "density")
-    check_number(b1, "b1")
+    check_number(b1, "b1", -LARGEST_BIAS, LARGEST_BIAS)
     return 1 + jnp.asarray(b1, density.dtype) * (density - 1)

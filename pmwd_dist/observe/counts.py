@@ -47,8 +47,8 @@ def expected_counts(
       mask: observed fraction of each cell, on the mesh: boolean, or from 0 to 1; default: 1.
 
     Raises:
-      ValueError: a field is not on the mesh, a density without a positive mean, a negative number density, or a
-        selection or mask beyond 0 to 1.
+      ValueError: a field is not on the mesh, a density without a positive mean, a number density that is negative or of
+        more than a million galaxies a cell, or a selection or mask beyond 0 to 1.
 
     Warns:
       UserWarning: negative densities hold more than 0.5 % of the galaxies, so that P(k) of the counts is too low; not
@@ -61,7 +61,8 @@ def expected_counts(
     density = inputs.mesh_field(density, config, "density")
     if np.ndim(number_density):
         raise ArgumentError("number_density.shape", np.shape(number_density), "must be ()", "vary it by selection")
-    check_number(number_density, "number_density", 0)
+    most = MOST_IN_A_CELL / math.prod(config.cell_size)
+    check_number(number_density, "number_density", 0, most, unit="(h/Mpc)^3")
     factors = {"mask": 1.0 if mask is None else mask, "selection": selection, "number_density": number_density}
     counts, seen = jnp.full((), math.prod(config.cell_size), density.dtype), jnp.ones((), bool)
     for name, value in factors.items():

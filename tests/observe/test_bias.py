@@ -187,7 +187,9 @@ def counts(config: pmd.Config, **options: Any) -> Any:
         (lambda c: pmd.observe.expected_counts(np.nan * ONES, c, number_density=1.0), "density must be finite, with"),
         (lambda c: counts(c, selection=-ONES), "selection=-1.0 must not be negative; pass shares from 0 to 1"),
         (lambda c: counts(c, selection=1.1), "selection=1.1.* must not exceed 1"),
-        (lambda c: counts(c, number_density=np.nan), "number_density=nan must be a finite number, 0 or more"),
+        (lambda c: counts(c, number_density=np.nan), "number_density=nan must be a finite number from 0 to"),
+        (lambda c: counts(c, number_density=1e30), r"number_density=1e\+30 must be .* from 0 to .* \(h/Mpc\)"),
+        (lambda c: pmd.observe.eulerian_bias(ONES, 1e30, c), r"b1=1e\+30 must be a finite number from -10000 to 10000"),
         (lambda c: counts(c, mask=np.full(SHAPE, np.nan)), r"mask holds \d+ values of NaN; pass shares"),
         # Minima of larger arrays leave NaN out.
         (lambda _: check_shares(jnp.full(4096, jnp.nan), "mask"), "mask holds 4096 values of NaN"),

@@ -262,6 +262,7 @@ COLUMNS = np.array([[0.1, 0.2], [1.0, 1.0]])  # of n(z)
         ),
         ({"galaxies": [(COLUMNS[0] + 9, COLUMNS[1], 1.0)]}, "galaxies have a bin beyond the last edge, 2000 Mpc"),
         ({"galaxies": [(*COLUMNS, "x")]}, "bias.* must be a finite number"),
+        ({"galaxies": [(*COLUMNS, 1e30)]}, r"bias=1e\+30 must be a finite number from -10000 to 10000"),
         ({"pixel": -1.0}, "pixel=-1.0 must be a finite number from 1e-06 to 90 degrees"),
         ({"galaxies": [(*COLUMNS, 1.0, np.nan)]}, "s=nan must be a finite number"),
         (

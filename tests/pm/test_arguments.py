@@ -166,7 +166,7 @@ MISUSE: list[tuple[Any, str]] = [
     ),
     (lambda: pmd.growth(1.0, problems.cosmology(Omega_c=np.array(np.nan))), "cosmo.Omega_c=.* must be a finite"),
     (lambda: pmd.growth(1.0, problems.cosmology(Omega_c=-0.1)), r"cosmo.Omega_c=-0.1 must be .* from 0 to 10"),
-    (lambda: pmd.linear_power(1.0, problems.cosmology(sigma8=-0.8)), r"cosmo.sigma8=-0.8 must be .* 0 to 100"),
+    (lambda: pmd.linear_power(1.0, problems.cosmology(sigma8=81.59)), r"cosmo.sigma8=81.59 must be .* 0 to 5"),
     (lambda: pmd.growth(1.0, problems.cosmology(w0=30.0)), r"cosmo.w0=30.0 must be .* -5 to 5"),
     (lambda: pmd.growth(1.0, problems.cosmology(wa=1.5)), r"cosmo.wa=1.5 must be less than -w0: .* early"),
     (lambda: pmd.with_neutrinos(COSMO, m_nu=np.array(-0.1)), r"cosmo.m_nu=array\(-0.1\) must be a finite number"),

@@ -15,10 +15,11 @@ import numpy as np
 from jax import Array
 from pydantic import AfterValidator, Field
 
+from pmwd_dist._checks import LARGEST_BIAS
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.observe.angular_power import UNMAGNIFIED
-from pmwd_dist.observe.bias import LARGEST_BIAS, LagrangianBias, bias_weights, tracer_density
+from pmwd_dist.observe.bias import LagrangianBias, bias_weights, tracer_density
 from pmwd_dist.observe.catalogue import MOST_GALAXIES, MOST_NEGATIVE
 from pmwd_dist.observe.counts import MAX_CUT, MOST_IN_A_CELL, expected_counts, negative_shares, weighted_overdensity
 from pmwd_dist.observe.filters import interlaced_density
