@@ -30,6 +30,7 @@ from pmwd_dist.run.common.folder import Log, StartError
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.outputs.base import View, modes_of
 from pmwd_dist.run.outputs.fields import Fields
+from pmwd_dist.run.outputs.galaxy_cone import GalaxyCone
 from pmwd_dist.run.outputs.halos import Halos, fit_of
 from pmwd_dist.run.outputs.light_cone import LightCone, random_offsets
 from pmwd_dist.run.outputs.registry import redraw
@@ -393,6 +394,8 @@ def test_the_galaxies_of_the_light_cone(whole: SimulationJob, tmp_path: Path):
         for name, values in found.columns.items():
             np.testing.assert_allclose(file[name], values, rtol=1e-9, atol=1e-9, err_msg=name)
         assert file["RA"].attrs["unit"] == "deg"
+    (cone,) = (output for output in whole.results if isinstance(output, GalaxyCone))
+    assert cone.disk(simulation, 1) == pytest.approx(48 * survey.number(table), abs=1)  # a third of the whole sky's
     with pytest.raises(StartError, match=r"observe.galaxies.completeness = 1.0: .* has 0.8"):
         execute(
             replace(whole, settings=read(whole.folder / "config.toml", ["observe.galaxies.completeness=1.0"])), Events()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import jax
 import numpy as np
@@ -109,6 +109,10 @@ class Output(Section):
     def shapes(self, mesh: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """Shapes that these arrays may have: the one of the mesh; none for any."""
         return (mesh,)
+
+    def with_inputs(self, arrays: Arrays) -> Self:
+        """This output with arrays of `inputs` on which its sizes depend."""
+        return self
 
     def input_problems(self, arrays: Arrays, simulation: SimulationSetup) -> list[str]:
         """Problems of the arrays of `inputs`, and of keys with a simulation."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -43,6 +43,7 @@ class GalaxyCone(OfGalaxies):
     of_seed = True
     stage = "the galaxies of a step on the light cone"
     lensing: LightCone | None = None  # in whose field of view the galaxies are counted
+    mask: Any = None  # of the sky, once its file is read
     caption = Caption(
         "Galaxies on the light cone",
         "Galaxies of a thin slice in declination by right ascension and observed redshift.",
@@ -55,6 +56,9 @@ class GalaxyCone(OfGalaxies):
     def shapes(self, mesh: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """Any, which the survey checks."""
         return ()
+
+    def with_inputs(self, arrays: Arrays) -> Self:
+        return self.model_copy(update={"mask": arrays.get(_SKY)})
 
     def survey(self, data: Arrays) -> Survey:
         """The survey, ArgumentError if a value is out of its range."""
@@ -107,12 +111,12 @@ class GalaxyCone(OfGalaxies):
         return [self.source, self.figure]
 
     def disk(self, simulation: SimulationSetup, count: int) -> int:
-        return int(_BYTES * self.survey({}).number(simulation.growth))
+        return int(_BYTES * self.survey({_SKY: self.mask}).number(simulation.growth))
 
     def memory(self, simulation: SimulationSetup, config: Config) -> int:
         """Both ends of a step, the path between them, the weights, and the rows of the galaxies of a step."""
         table = simulation.growth
-        rows = COLUMNS * room_of(self.survey({}), step_times(table, config), table)
+        rows = COLUMNS * room_of(self.survey({_SKY: self.mask}), step_times(table, config), table)
         numbers = _NUMBERS * math.prod(config.particle_shape) // config.decomposition.size + rows
         return np.dtype(jax.numpy.result_type(float)).itemsize * numbers
 

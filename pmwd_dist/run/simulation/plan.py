@@ -55,7 +55,8 @@ class SimulationPlan(Plan):
     @cached_property
     def results(self) -> tuple[Output, ...]:
         """Kinds of files that are written."""
-        return outputs_of(self.settings.output, self.settings.observe)
+        found = outputs_of(self.settings.output, self.settings.observe)
+        return tuple(output.with_inputs(self.data) for output in found)
 
     def cone_galaxies(self) -> ConeGalaxies | None:
         """Galaxies that light passes during the run, none so far; None without any."""
