@@ -50,14 +50,16 @@ PLANCK = (OMEGA_M, OMEGA_B, H, N_S)
 UNIVERSES = [  # Omega_m, Omega_b, h, n_s, m_nu, n_eff
     *((*PLANCK, 0.0, 3.044), (*PLANCK, 0.3, 3.044), (*PLANCK, 0.0, 4.0), (*PLANCK, 0.15, 2.5)),
     *((0.4, 0.055, 0.72, 1.0, 0.6, 3.044), (0.25, 0.05, 0.6, 0.96, 0.0, 2.5), (0.2, 0.04, 0.65, 0.95, 0.06, 3.044)),
+    *((*PLANCK, 0.3, 3.9), (0.25, 0.07, 0.65, 0.96, 0.6, 3.044), (0.2, 0.02, 0.55, 0.96, 0.6, 4.0)),
 ]
 
 
 def universe(omega_m: float, omega_b: float, h: float, n_s: float, m_nu: float, n_eff: float, k: np.ndarray) -> tuple:
-    """P(k) of cold matter over sigma8^2 of all matter, and sigma8."""
+    """P(k) of cold matter over sigma8^2 of all matter, and sigma8, for neutrinos of one temperature."""
     given = camb.CAMBparams()
     species = {"num_massive_neutrinos": 3, "neutrino_hierarchy": "degenerate"} if m_nu else {"num_massive_neutrinos": 0}
     densities = {"H0": 100 * h, "ombh2": omega_b * h**2, "mnu": m_nu, "nnu": n_eff, "TCMB": 2.7255, **species}
+    densities |= {"standard_neutrino_neff": n_eff} if m_nu else {}
     given.set_cosmology(omch2=0.1, **densities)
     given.set_cosmology(omch2=(omega_m - omega_b) * h**2 - given.omnuh2, **densities)
     given.InitPower.set_params(As=2.1e-9, ns=n_s)

@@ -114,6 +114,7 @@ def test_cosmologies_far_from_the_tables_are_refused(name: str, changes: dict[st
             {"Omega_c": 0.204, "Omega_b": 0.096},
             "Omega_b / Omega_m = 0.32 is outside of 0.04 to 0.25, where",
         ),
+        ("boltzmann", {"n_eff": 3.9, "m_nu": 0.3}, r"n_eff = 3.9 with m_nu: P\(k\) .* its default by up to 6 %$"),
         ("eisenstein-hu", {"n_eff": 4.0}, 'n_eff = 4 is outside of 2.9 to 3.1, the range of linear_power = "eisenst'),
     ],
 )
@@ -133,7 +134,9 @@ def test_cosmologies_of_less_accuracy_raise_a_warning(name: str, changes: Any, m
         ("boltzmann", {}, (1e-3, 300.0), None),
         ("boltzmann", {"h": 0.415}, (1e-3, 5.0), 0.5),
         ("boltzmann", {"m_nu": 0.3}, (1e-3, 5.0), 1.0),
-        ("boltzmann", {"m_nu": 0.6}, (1e-3, 5.0), 2.0),
+        ("boltzmann", {"m_nu": 0.6}, (1e-3, 5.0), 2.5),
+        ("boltzmann", {"m_nu": 0.6, "n_eff": 3.9, "h": 0.5}, (1e-3, 5.0), 8.0),
+        ("boltzmann", {"m_nu": 0.6}, (0.05, 5.0), 0.7),
         ("boltzmann", {"m_nu": 0.3}, (0.05, 5.0), 0.4),
         ("boltzmann", {"w0": -0.8}, (1e-3, 5.0), None),
         ("boltzmann", {"wa": -0.5}, (0.01, 5.0), 0.5),
