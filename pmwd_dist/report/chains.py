@@ -135,11 +135,15 @@ def _check_draws(draws: Any) -> None:
 
 
 def _by_name(values: Any, draws: Mapping[str, Any], argument: str, example: str) -> Mapping[str, Any]:
-    """Values of some parameters; ArgumentError for another name, or for a true value that is no finite number."""
+    """Values of parameters; ArgumentError for a true value that is no finite number, or for a name that is not drawn.
+
+    Such names may stand beside those of all parameters that are drawn.
+    """
     values = {} if values is None else values
     check_type(values, Mapping, argument, "must be a mapping from names", f"pass {example}")
+    has_all = all(name in values for name in draws if name != "log density")
     for name, value in values.items():
-        if name not in draws:
+        if name not in draws and not has_all:
             remedy = f"use names of {', '.join(draws)}"
             raise ArgumentError(f"{argument}[{name!r}]", value, "is of no parameter", remedy, show_value=False)
         if argument == "truth":

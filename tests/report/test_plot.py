@@ -94,6 +94,13 @@ def test_what_is_no_result_is_refused(call: Callable[[], Any], message: str) -> 
         call()
 
 
+@pytest.mark.parametrize("draw", [plot.corner, plot.traces])
+def test_some_of_the_parameters_are_drawn_with_the_whole_truth(draw: Callable[..., Any]) -> None:
+    axes = draw(DRAWS, truth={"a": 0.5, "other": 7.0}).axes
+    drawn = [line.get_ydata() if draw is plot.traces else line.get_xdata() for line in axes[0].lines]
+    assert any(np.all(np.equal(values, 0.5)) for values in drawn)
+
+
 def test_theory_may_be_an_array_of_jax() -> None:
     ratio = plot.power([SPECTRUM] * 2, jnp.ones((2, 4))).axes[1].lines[0].get_ydata()
     np.testing.assert_allclose(ratio, SPECTRUM.power)
