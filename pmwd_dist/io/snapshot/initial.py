@@ -199,10 +199,10 @@ def compare_with_linear_growth(
 ) -> None:
     """Compare velocities with displacements in octaves of wavenumbers. Collective.
 
-    The difference is the larger one of |s - 1| and 1 - r, with the slope s = <v d*> / <d d*> over that of linear growth
-    and the correlation coefficient r, less what 3LPT differs by where waves are nonlinear. One of 3 % is a warning, as
-    is a mean velocity of 10 % of the rms of velocities. A difference of 10 % raises ValueError. At second order
-    velocities v - f d, with the rate f of linear growth, are compared with those of 2LPT.
+    Linear growth has the slope s = 1 of velocities over displacements, <v d*> / <d d*> relative to its rate f, and the
+    correlation coefficient r = 1. The difference is the larger one of |s - 1| and 1 - r, less the one of 3LPT where
+    waves are nonlinear. A difference of 3 % is a warning, and 10 % raises ValueError. A mean velocity of 10 % of the
+    rms of velocities is a warning, and so is a second order v - f d that differs from 2LPT.
     """
     run = jit(partial(_octave_sums, config=config), out_shardings=config.decomposition.replicated)
     dd, dv, vv, density2 = np.asarray(run(particles.disp, particles.vel), float).sum(-1)
