@@ -111,9 +111,9 @@ def nbody(
       Solution; failures are in its status, nothing is raised inside jit.
 
     Raises:
-      ValueError: an argument of the wrong type, particles of another shape, box or scale factor or in redshift space, a
-        light cone of another simulation, save times that don't rise or lie outside the time span, or a mesh with wrong
-        forces (`check_force_mesh`).
+      ValueError: an argument of the wrong type. Particles of another shape, box or scale factor or in redshift space, or
+        a light cone of another simulation. Save times that don't rise or lie outside the time span, or a mesh with
+        wrong forces (`check_force_mesh`).
 
     Examples:
       >>> solution = pmd.nbody(particles, cosmo, config).raise_if_failed()
