@@ -34,7 +34,7 @@ class Config:
       particle_shape: Lagrangian lattice of the particles; an int or three; default: mesh_shape. For forces, mesh and
         lattice must be n, 1/n or 3/2 to 1 along each axis.
       a_start, a_stop: first and last scale factor of the evolution.
-      steps: number of time steps, uniform in the growth factor.
+      steps: number of time steps, uniform in the growth factor. Save times, at which steps end, may add some.
       lpt_order: order of the initial conditions, 1 (Zel'dovich), 2 or 3 (docs/explanation/accuracy.md).
       decomposition: division over devices, or its pdims; default: all devices of the program.
       halo: cells per side that a displacement may reach over a block's edge; "auto" chooses at each step

@@ -26,7 +26,7 @@ from pmwd_dist.pm.inputs import check_config, checked_particles
 from pmwd_dist.pm.paint import halo_limit
 from pmwd_dist.pm.particles import Particles
 from pmwd_dist.pm.potential_factor import PotentialFactor
-from pmwd_dist.pm.saves import as_saveat, is_sub, planned_steps, save_times
+from pmwd_dist.pm.saves import as_saveat, is_sub, planned_steps, save_times, with_origins
 from pmwd_dist.pm.solvers.diffrax_solvers import SOLVERS, BullFrog, ParticleMesh, SplitSolver
 from pmwd_dist.pm.status import Code, Status, failure
 from pmwd_dist.pm.stepping.forward import Accumulator, Epoch
@@ -99,8 +99,9 @@ def nbody(
       accumulate: contribution of a step to `Solution.accumulated`, a pytree of arrays: a function of (before, after,
         growth table), with the `Epoch` (scale factor and particles) at both ends of the step. For the solvers and steps
         of the reversible adjoint, and differentiated by it.
-      stepsize_controller: default: `config.steps` fixed steps, uniform in the growth factor. diffrax.StepTo has given
-        steps; adaptive controllers need a solver with an error estimate.
+      stepsize_controller: default: `config.steps` fixed steps, uniform in the growth factor, and more where a step
+        would be a quarter longer because of the save times. diffrax.StepTo has given steps; adaptive controllers need a
+        solver with an error estimate.
       max_steps: limit of an adaptive controller.
       progress_meter: diffrax.TqdmProgressMeter() or diffrax.TextProgressMeter(), which show the progress of the forward
         pass, inside jit too; default: none.
@@ -111,8 +112,8 @@ def nbody(
       Solution; failures are in its status, nothing is raised inside jit.
 
     Raises:
-      ValueError: an argument of the wrong type. Particles of another shape, box or scale factor or in redshift space, or
-        a light cone of another simulation. Save times that don't rise or lie outside the time span, or a mesh with
+      ValueError: an argument of the wrong type. Particles of another shape, box or scale factor or in redshift space,
+        or a light cone of another simulation. Save times that don't rise or lie outside the time span, or a mesh with
         wrong forces (`check_force_mesh`).
 
     Examples:
@@ -147,7 +148,8 @@ def nbody(
         stored = "auto" if adjoint is None else adjoint.stored_potentials
         options = config, stored, [sub.fn for sub in subs], plan, accumulate
         final, total, status, saved, saved_at = _evolve(particles, schedule, *options, meter=meter)
-        snapshots, saved_times = (None, None) if saveat is None else map(treedef.unflatten, (saved, saved_at))
+        both = with_origins(saved, subs, config), saved_at
+        snapshots, saved_times = (None, None) if saveat is None else map(treedef.unflatten, both)
         final = final.made_for(config, config.a_stop)
         return Solution(final, snapshots, saved_times, None if accumulate is None else total, status)
     if accumulate is not None:
@@ -224,7 +226,9 @@ def _solve(
     if saveat is None:
         return Solution(final, None, None, None, status)
     saved_at: Any = solution.ts
-    return Solution(final, states["saved"], saved_at["saved"], None, status)
+    each, treedef = jax.tree.flatten(saveat.subs, is_leaf=is_sub)
+    snapshots = treedef.unflatten(with_origins(treedef.flatten_up_to(states["saved"]), each, config))
+    return Solution(final, snapshots, saved_at["saved"], None, status)
 
 
 def as_solver(solver: Any) -> diffrax.AbstractSolver[Any]:

@@ -26,13 +26,14 @@ from pmwd_dist.parallel.explicit_axes import on_auto_axes
 class Origin:
     """Scale factor and box [Mpc/h] of particles, None where unknown, and whether `redshift_space` moved them.
 
-    A pytree without leaves, which is unknown after a transformation of JAX. Static metadata would be out of
-    date after an integration by diffrax.
+    Snapshots have their scale factors in `times`. A pytree without leaves, which is unknown after a transformation of
+    JAX. Static metadata would be out of date after an integration by diffrax.
     """
 
     a: float | None = None
     box_size: Vector3 | None = None
     redshift_space: bool = False
+    times: tuple[float, ...] = ()
 
 
 jax.tree_util.register_pytree_node(Origin, lambda _: ((), None), lambda *_: Origin())
@@ -63,7 +64,8 @@ class Particles(eqx.Module):
         count = len(self.disp)
         if not -count <= (i := operator.index(i)) < count:
             raise IndexError(f"[{i}]: there are {count} snapshots")
-        return Particles(self.disp[i], self.vel[i], origin=self.origin)
+        a = self.origin.times[i] if self.origin.times else None
+        return Particles(self.disp[i], self.vel[i], origin=Origin(a, self.origin.box_size))
 
     def made_for(self, config: Config, a: Any = None) -> Particles:
         """These particles in the box of a config, at a scale factor if it is a number outside jit."""

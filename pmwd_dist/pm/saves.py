@@ -14,7 +14,10 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arrays import as_array
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.inputs import real
+from pmwd_dist.pm.particles import Origin, Particles
 from pmwd_dist.pm.time_steps import SLACK, knots_of, shares_of
+
+_UNCHANGED = diffrax.SubSaveAt(t1=True).fn
 
 
 def as_saveat(saveat: Any) -> diffrax.SaveAt | None:
@@ -98,6 +101,18 @@ def _plan(sub: diffrax.SubSaveAt, ends: Any, after: np.ndarray) -> tuple[int, ..
         if not np.allclose(ends[saved], wanted, rtol=0, atol=SLACK * ends[-1]):
             return None
     return tuple(int(after[i]) for i in [0] * sub.t0 + saved + [-1] * sub.t1)
+
+
+def with_origins(saved: Sequence[Any], subs: Sequence[diffrax.SubSaveAt], config: Config) -> list[Any]:
+    """Results of each of the subs; snapshots, which no function changed, know their box and scale factors."""
+    return [_dated(x, sub, config) if sub.fn is _UNCHANGED else x for x, sub in zip(saved, subs, strict=True)]
+
+
+def _dated(snapshots: Particles, sub: diffrax.SubSaveAt, config: Config) -> Particles:
+    times = [] if sub.ts is None else np.asarray(sub.ts, float).tolist()
+    times = [config.a_start] * sub.t0 + times + [config.a_stop] * sub.t1
+    origin = Origin(box_size=config.box_size, times=() if sub.steps else tuple(times))
+    return Particles(snapshots.disp, snapshots.vel, origin=origin)
 
 
 def _check_step_ends(step_ends: Any, config: Config) -> None:

@@ -14,6 +14,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 
+_LONGEST = 1.25  # step between saves over one without saves
 SLACK = 1e-6  # relative: diffrax.SaveAt has times in single precision
 
 
@@ -21,7 +22,8 @@ def step_times(cosmo: Cosmology | GrowthTable, config: Config, *, save: Sequence
     """Scale factors at which steps begin and end, from a_start to a_stop.
 
     Steps end at all save times, and are uniform in the growth factor between them. `config.steps` are distributed over
-    these intervals by their lengths in a, at least one each, independently of the cosmology.
+    these intervals by their lengths in a, at least one each, independently of the cosmology. There are more steps where
+    one of them would be more than a quarter longer than without save times.
     """
     knots = knots_of(config, save)
     return _times(growth_table_to(config.lpt_order, cosmo), tuple(knots), tuple(shares_of(knots, config.steps)))
@@ -49,6 +51,7 @@ def shares_of(knots: Sequence[float], steps: int) -> list[int]:
     """Number of steps of each interval, at least one: the longest steps in a, which is close to growth, are split."""
     lengths = np.diff(knots)
     counts = np.ones(len(lengths), int)
-    for _ in range(steps - len(lengths)):
+    longest = _LONGEST * lengths.sum() / steps
+    while counts.sum() < steps or max(lengths / counts) > longest:
         counts[np.argmax(lengths / counts)] += 1
     return [int(n) for n in counts]

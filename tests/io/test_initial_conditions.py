@@ -297,6 +297,14 @@ def test_short_waves_may_be_nonlinear(tmp_path: Path, single: pmd.Decomposition)
         pmd.load_initial_conditions(path, cosmo, config)
 
 
+def test_a_second_order_below_rounding_is_no_warning(tmp_path: Path, single: pmd.Decomposition):
+    config = make_config(single, box_size=4000.0, a_start=0.01)
+    for seed in range(3):
+        modes = pmd.linear_modes(pmd.white_noise(jax.random.key(seed), config), COSMO, config)
+        path = pmd.save_snapshot(tmp_path / "s.hdf5", pmd.lpt(4 * modes, COSMO, config), COSMO, config, 0.01)
+        pmd.load_initial_conditions(path, COSMO, config)
+
+
 @pytest.mark.parametrize("last", [1, 3])
 def test_waves_may_be_few(tmp_path: Path, single: pmd.Decomposition, last: int):
     """A plane wave, which has no second order, and a spectrum that is cut at 0.4 of the Nyquist frequency."""

@@ -36,6 +36,16 @@ def test_save_times_are_step_times_exactly(cosmo: Any) -> None:
     assert len(step_times(cosmo, configure(steps=1), save=saves)) == 5  # one a segment at least
 
 
+@pytest.mark.parametrize(("steps", "saves"), [(20, np.arange(0.84, 1.0, 0.01)), (6, [0.1001, 0.1002, 0.9998, 0.9999])])
+def test_close_save_times_take_no_steps_from_the_rest(cosmo: Any, steps: int, saves: Any) -> None:
+    config = configure(steps=steps)
+    growth = pmd.growth_table(cosmo).D1
+    lengths = np.diff(np.asarray(growth(step_times(cosmo, config, save=saves))))
+    without = np.diff(np.asarray(growth(step_times(cosmo, config))))
+    assert lengths.max() < 1.3 * without.max()
+    assert len(lengths) <= steps + len(saves) + 1
+
+
 # --- snapshots ---------------------------------------------------------------------------------------------------
 
 
@@ -60,6 +70,22 @@ def test_a_snapshot_is_the_end_of_a_run_that_stops_there(cosmo: Any) -> None:
     assert not np.array_equal(solution.snapshots.disp[0], solution.snapshots.disp[1])
 
 
+@pytest.mark.parametrize("solver", [None, diffrax.Tsit5()])
+def test_snapshots_know_their_time_and_box(cosmo: Any, solver: Any) -> None:
+    config = configure()
+    steps = {} if solver is None else {"solver": solver, "adjoint": diffrax.DirectAdjoint()}
+    subs = {"some": diffrax.SubSaveAt(t0=True, ts=[0.5]), "moved": diffrax.SubSaveAt(ts=[0.5], fn=lambda a, x, _: x)}
+    solution = pmd.nbody(initial(config, cosmo), cosmo, config, saveat=diffrax.SaveAt(subs=subs), **steps)
+    some, moved = solution.snapshots["some"], solution.snapshots["moved"]
+    assert [x.origin.a for x in some] == [config.a_start, 0.5] == list(some.origin.times)
+    assert moved[0].origin.a is None  # whatever the function did
+    np.testing.assert_array_equal(some[1].velocities(), some[1].velocities(0.5))
+    with pytest.raises(ValueError, match=r"particles.origin.a=0.5 is not config.a_stop=1"):
+        pmd.observe.redshift_space(some[1], cosmo, config)
+    with pytest.raises(ValueError, match="is not the box of the config"):
+        some[1].positions(configure(box_size=2 * config.box_size[0]))
+
+
 def test_save_times_may_be_a_list_inside_jit() -> None:
     seen: list[Any] = []
     jax.jit(lambda x: seen.append(as_saveat([0.3, 1.0])) or x)(1.0)
@@ -82,10 +108,11 @@ def test_steps_from_the_host_are_those_of_nbody_to_the_bit(pdims: tuple[int, int
         for rests in (False, True):
             particles = exact(initial(config, cosmo), config)
             moved = host.half_drift(particles, successful(schedule.times.dtype), schedule, 0, config)
-            for done in (1, 2, 3):
+            steps = len(times) - 1
+            for done in range(1, steps + 1):
                 moved = host.advance(moved, schedule, done - 1, config)
                 index = np.flatnonzero(np.isclose(expected.times, schedule.times[done], rtol=1e-6))
-                if rests or done == 3:
+                if rests or done == steps:
                     rest = host.undo_half_drift(moved, config)
                     particles = host.with_units(rest, schedule, done)
                     for saved in index:
@@ -95,7 +122,7 @@ def test_steps_from_the_host_are_those_of_nbody_to_the_bit(pdims: tuple[int, int
             np.testing.assert_array_equal(particles.disp, expected.particles.disp)
             np.testing.assert_array_equal(particles.vel, expected.particles.vel)
             assert particles.vel.dtype == schedule.times.dtype
-            assert int(moved.status.step) == int(expected.status.step) == 3
+            assert int(moved.status.step) == int(expected.status.step) == steps
             assert float(moved.status.halo) == float(expected.status.halo)
 
 

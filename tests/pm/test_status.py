@@ -182,7 +182,7 @@ def test_solutions_print_their_outcome(failed: tuple[pmd.Config, pmd.Solution]) 
     good = pmd.nbody(wave(config), COSMO, small(config.decomposition, halo=2), saveat=[0.5, 0.75])
     cells = f"{float(good.status.max_displacement):.2f}"
     assert str(good) == (
-        f"Solution of 512 particles: ok, 6 steps, largest displacement {cells} cells; snapshots at a = 0.5, 0.75"
+        f"Solution of 512 particles: ok, 7 steps, largest displacement {cells} cells; snapshots at a = 0.5, 0.75"
     )
 
 
