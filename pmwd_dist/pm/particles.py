@@ -48,8 +48,8 @@ class Particles(eqx.Module):
       origin: box and scale factor for which functions of this package made them, and with which others compare theirs.
     """
 
-    disp: Float[Array, "nx ny nz 3"]
-    vel: Float[Array, "nx ny nz 3"]
+    disp: Float[Array, "*saves nx ny nz 3"]
+    vel: Float[Array, "*saves nx ny nz 3"]
     origin: Origin = eqx.field(default=Origin(), kw_only=True)
 
     def __getitem__(self, i: int) -> Particles:

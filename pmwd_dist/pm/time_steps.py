@@ -14,7 +14,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
 
-_LONGEST = 1.25  # step between saves over one without saves
+_LONGEST = 1.25  # growth of a step between saves over one without saves
 SLACK = 1e-6  # relative: diffrax.SaveAt has times in single precision
 
 
@@ -48,10 +48,17 @@ def knots_of(config: Config, save: Sequence[float]) -> list[float]:
 
 
 def shares_of(knots: Sequence[float], steps: int) -> list[int]:
-    """Number of steps of each interval, at least one: the longest steps in a, which is close to growth, are split."""
-    lengths = np.diff(knots)
+    """Number of steps of each interval, at least one: the longest steps in a are split, then those in growth."""
+    lengths, growth = np.diff(knots), np.diff(_growth(np.asarray(knots)))
     counts = np.ones(len(lengths), int)
-    longest = _LONGEST * lengths.sum() / steps
-    while counts.sum() < steps or max(lengths / counts) > longest:
+    while counts.sum() < steps:
         counts[np.argmax(lengths / counts)] += 1
+    while max(growth / counts) > _LONGEST * growth.sum() / steps:
+        counts[np.argmax(growth / counts)] += 1
     return [int(n) for n in counts]
+
+
+def _growth(a: np.ndarray) -> np.ndarray:
+    """Growth factor of a flat universe with Omega_m = 0.3, to 1 % (Carroll, Press & Turner 1992, eq. 29)."""
+    matter = 1 / (1 + 7 / 3 * a**3)
+    return 2.5 * a * matter / (matter ** (4 / 7) - (1 - matter) + (1 + matter / 2) * (1 + (1 - matter) / 70))

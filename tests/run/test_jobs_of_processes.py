@@ -288,7 +288,7 @@ def test_processes(tmp_path: Path, no_figures: None):
         "process 1: snapshot_z0.000.0.hdf5: no such snapshot",
         'the version of jaxlib is "0" in process 1, and "',
         "folder1",
-        "interrupted after step 1 of 3",
+        "interrupted after step 1 of 4",
         "small: not empty",
         "the run failed: process 1: full/snapshot_z1.000.1.hdf5: No space left on device",
     ):
@@ -319,7 +319,7 @@ def test_pencils_of_processes(tmp_path: Path, no_figures: None):
         alone(tmp_path / "begun_on_one", tmp_path / "plain.toml", time_limit=0.01)
     done = mpirun(4, tmp_path, "-c", DIFFERENT + BEGIN + PENCILS, limit=300)
     assert codes_of(done) == {"resumed": 0, "ensemble": 0, "rest": 0}
-    assert (done.returncode, done.stdout.count("step 3/3")) == (1, 1)
+    assert (done.returncode, done.stdout.count("step 4/4")) == (1, 1)
     assert "rows/summary.h5: 2 rows, 2 finished" in done.stdout
     assert status_of(tmp_path / "ended") == "running"
     one = alone(tmp_path / "one", tmp_path / "plain.toml")
