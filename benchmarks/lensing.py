@@ -318,6 +318,11 @@ def of_box(ells: np.ndarray, edges: np.ndarray, source: float, power: Power, box
     return total
 
 
+def _in_bands(ell: np.ndarray, values: np.ndarray, bands: np.ndarray) -> np.ndarray:
+    """Sums of values at multipoles in each band."""
+    return np.bincount(np.searchsorted(bands, ell, side="right") - 1, values, len(bands) - 1)
+
+
 def sphere(options: argparse.Namespace) -> None:
     box, n, nside, source = options.box, options.particles, options.nside, options.source
     config = pmd.Config(box, options.mesh, n, steps=options.steps, lpt_order=3, decomposition=(1, 1))
@@ -329,7 +334,6 @@ def sphere(options: argparse.Namespace) -> None:
     at = np.linspace(edges[0], far, 16)
     times = jnp.asarray(np.asarray(scale_factor_at(at, growth), float)[::-1].tolist())
     saveat = diffrax.SaveAt(ts=times, fn=lambda _a, x, _: pmd.power_spectrum(pmd.density(x, fine), fine))
-
     run = fixed_run(config, cones, saveat)
 
     @jax.jit
@@ -348,13 +352,11 @@ def sphere(options: argparse.Namespace) -> None:
         own = between(at, np.asarray(saved[0].k, float)[0], np.mean([x.power for x in saved], axis=0)[::-1])
         for masses in zip(*(masses for masses, *_ in pair), strict=True):
             seen = [spectrum(mass) for mass in masses]
-            ell, modes = (np.asarray(x, float) for x in (seen[0].ell, seen[0].modes))
+            ell, modes, found = (np.mean([getattr(x, name) for x in seen], 0) for name in ("ell", "modes", "power"))
             some = (modes > 0) & (ell >= bands[0]) & (ell < bands[-1])
             theory = of_box(ell[some], edges, source, own, box) * np.interp(ell[some], np.arange(len(pixel)), pixel)
-            found = np.mean([x.power for x in seen], axis=0)[some]
-            index = np.searchsorted(bands, ell[some], side="right") - 1
-            sums = [np.bincount(index, modes[some] * x, options.bands) for x in (found, theory)]
-            ratios.append(sums[0] / sums[1])
+            measured, expected = (_in_bands(ell[some], modes[some] * x, bands) for x in (found[some], theory))
+            ratios.append(measured / expected)
     mean, error = np.mean(ratios, axis=0), np.std(ratios, axis=0) / math.sqrt(max(len(ratios) - 1, 1))
     print(
         f"sphere: {n}^3 particles, mesh {options.mesh}^3, {box:g} Mpc/h, nside {nside}, {options.runs} pairs, "

@@ -13,7 +13,7 @@ from jax.core import Tracer, eval_context
 
 from pmwd_dist._errors import ArgumentError
 
-LARGEST_BIAS = 1e4  # of each parameter of tracers
+LARGEST_TRACER_BIAS = 1e4  # of each parameter
 _UNSEEN = 1e18  # HEALPix marks missing pixels by -1.6375e30, others by -1e30; squares of more are not finite
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from pmwd_dist._checks import LARGEST_BIAS
+from pmwd_dist._checks import LARGEST_TRACER_BIAS
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.cosmology.distance import comoving_distance, scale_factor_at
 from pmwd_dist.cosmology.growth import GrowthTable
@@ -56,7 +56,7 @@ class LinearField(CosmologicalModel):
 
     def __post_init__(self):
         super().__post_init__()
-        self.bias, config = number_or_name(self.bias, "bias", -LARGEST_BIAS, LARGEST_BIAS), self.config
+        self.bias, config = number_or_name(self.bias, "bias", -LARGEST_TRACER_BIAS, LARGEST_TRACER_BIAS), self.config
         if config.particle_shape != config.mesh_shape:
             constraint = f"must be mesh_shape={config.mesh_shape} for a linear field"
             raise ArgumentError("particle_shape", config.particle_shape, constraint, "leave it out")
@@ -110,7 +110,7 @@ class Simulation(SimulatedModel):
 
     def __post_init__(self):
         super().__post_init__()
-        self.bias = number_or_name(self.bias, "bias", -LARGEST_BIAS, LARGEST_BIAS)
+        self.bias = number_or_name(self.bias, "bias", -LARGEST_TRACER_BIAS, LARGEST_TRACER_BIAS)
         if self.observer is not None:
             self.observer = checked_observer(self.observer, self.config.box_size)
             self._check_light_cone()

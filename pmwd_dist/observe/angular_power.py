@@ -15,7 +15,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
 
-from pmwd_dist._checks import LARGEST_BIAS, check_ascending, check_number, check_seen
+from pmwd_dist._checks import LARGEST_TRACER_BIAS, check_ascending, check_number, check_seen
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.order import row_major
@@ -246,7 +246,7 @@ def _samples(galaxies: Any) -> list[tuple[Any, ...]]:
         raise ArgumentError("galaxies", None, constraint, remedy, show_value=False)
     samples = [(*x, UNMAGNIFIED)[:4] for x in galaxies]
     for *_, bias, slope in samples:
-        check_number(0 if callable(bias) else bias, "bias", -LARGEST_BIAS, LARGEST_BIAS)
+        check_number(0 if callable(bias) else bias, "bias", -LARGEST_TRACER_BIAS, LARGEST_TRACER_BIAS)
         check_number(slope, "s")
     return samples
 

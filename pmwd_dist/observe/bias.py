@@ -13,7 +13,7 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Num, Real
 
-from pmwd_dist._checks import LARGEST_BIAS, check_number, check_type
+from pmwd_dist._checks import LARGEST_TRACER_BIAS, check_number, check_type
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arrays import as_array
 from pmwd_dist.config import Config
@@ -68,7 +68,7 @@ class LagrangianBias(eqx.Module):
 
     def __check_init__(self):
         for name, value in vars(self).items():
-            check_number(value, name, -LARGEST_BIAS, LARGEST_BIAS)
+            check_number(value, name, -LARGEST_TRACER_BIAS, LARGEST_TRACER_BIAS)
 
 
 @on_auto_axes
@@ -253,5 +253,5 @@ def eulerian_bias(density: Real[Array, "nx ny nz"], b1: ArrayLike, config: Confi
       >>> galaxies = observe.eulerian_bias(density, 1.5, config)
     """
     density = inputs.mesh_field(density, config, "density")
-    check_number(b1, "b1", -LARGEST_BIAS, LARGEST_BIAS)
+    check_number(b1, "b1", -LARGEST_TRACER_BIAS, LARGEST_TRACER_BIAS)
     return 1 + jnp.asarray(b1, density.dtype) * (density - 1)

@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
 
-from pmwd_dist._checks import LARGEST_BIAS, check_number
+from pmwd_dist._checks import LARGEST_TRACER_BIAS, check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.ops import vary
@@ -148,7 +148,7 @@ def kaiser_multipoles(
     """
     inputs.check_config(config)
     if not callable(bias):
-        check_number(bias, "bias", -LARGEST_BIAS, LARGEST_BIAS)
+        check_number(bias, "bias", -LARGEST_TRACER_BIAS, LARGEST_TRACER_BIAS)
     k, at = mesh_nodes(config), inputs.scale_factor(config.a_stop if a is None else a)
     growth, rate = growth_table_to(config.lpt_order, cosmo).linear(k, at)
     k, rate = as_array(k), 0.0 if line_of_sight is None else rate

@@ -37,7 +37,6 @@ from pmwd_dist.run.common.fingerprint import identity, may_change
 from pmwd_dist.run.common.folder import (
     CONFIG,
     ROWS,
-    RUN,
     Event,
     InUseError,
     Listener,
@@ -45,6 +44,7 @@ from pmwd_dist.run.common.folder import (
     check_identity,
     ending,
     folder_lock,
+    last_settings,
     prepare_folder,
     start_errors,
 )
@@ -361,9 +361,8 @@ def _write(path: Path, ensemble: Ensemble, ends: Sequence[tuple[str, str]], foun
 def _last_value(row: Path, key: str, default: Any) -> Any:
     """Value of a setting at the last start of a row, which `--set` may have changed; the default before a start."""
     *sections, name = key.split(".")
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # none, or a damaged file
-        settings = json.loads(read_text(row / RUN, own=True))["settings"]
-        return reduce(getitem, sections, settings).get(name)
+    with suppress(KeyError, TypeError, AttributeError):
+        return reduce(getitem, sections, last_settings(row)).get(name)
     return default
 
 

@@ -47,7 +47,8 @@ from pmwd_dist.pm.particles import Particles
 _TIME, _PARAMETER, _MASS, _EQUAL = 1e-4, 1e-3, 1e-2, 1e-3
 _CURVATURE = 2e-3  # of a curvature, which holds the radiation too that a file leaves out
 _LINEAR = 0.25  # largest rms density of waves for which velocities of linear growth are right to 3 %
-_NONLINEAR = 0.4  # difference of 3LPT from linear growth, of shorter waves, per square of the rms density
+_NONLINEAR = 0.4  # difference of 3LPT from linear growth, of shorter waves, per square of the rms density ...
+_ALLOWED = 0.5  # ... and the largest that is allowed for
 _LEAST = 0.03  # of the variance of density and of longer waves, which waves of an octave beyond a cutoff lack
 _ROUNDING = 1e-8  # of the square of displacements: waves that a file lacks
 _DOUBTFUL, _WRONG = 0.03, 0.1  # differences from linear growth
@@ -214,7 +215,7 @@ def compare_with_linear_growth(
         slope = dv / dd / np.asarray(a**2 * table.E(a) * table.linear(jnp.asarray(k), a)[1])
         r = np.nan_to_num(dv / np.sqrt(dd * vv))
     variance = np.cumsum(density2) / math.prod(config.particle_shape) ** 2
-    allowed = np.where(variance <= _LINEAR**2, 0, np.minimum(_NONLINEAR * variance, 0.5))
+    allowed = np.where(variance <= _LINEAR**2, 0, np.minimum(_NONLINEAR * variance, _ALLOWED))
     seen = (dd > _ROUNDING * dd.sum()) & (density2 > _LEAST * np.cumsum(density2))
     difference = np.where(seen, np.maximum(abs(slope - 1), 1 - r) - allowed, 0)
     i = int(difference.argmax())

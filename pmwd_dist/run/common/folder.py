@@ -129,11 +129,18 @@ def ending(folder: Path) -> tuple[str, str]:
     return (status, reason) if status in ("running", "finished", "interrupted", "failed") else ("unknown", "")
 
 
+def last_settings(folder: Path) -> dict[str, Any]:
+    """Settings of the last start of a run by section; empty before a start, or where its file is damaged."""
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        settings = json.loads(read_text(folder / RUN, own=True))["settings"]
+        return settings if isinstance(settings, dict) else {}
+    return {}
+
+
 def alterations(folder: Path) -> list[str]:
     """Sentences on keys of the configuration that differ from the last start, and on lost files of a finished run."""
-    found = list[str]()
+    found, had = list[str](), last_settings(folder)
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # a damaged file
-        had = json.loads(read_text(folder / RUN, own=True))["settings"]
         now = read_any(folder / CONFIG).model_dump(mode="json", exclude_none=True)
         had, now = ({f"{n}.{key}": x for n, part in tree.items() for key, x in part.items()} for tree in (had, now))
         edited = {key for key in had | now if had.get(key) != now.get(key)} - _COPIED

@@ -126,8 +126,10 @@ class Output(Section):
         return None
 
     def warnings(self, simulation: SimulationSetup) -> list[str]:
-        """Warnings before the run."""
-        return []
+        """Warnings before the run: by default of a filter that leaves no wave of the box."""
+        radius, side = getattr(self, "smoothing", None) or 0.0, max(simulation.config.box_size)
+        text = f"observe.{self.name}.smoothing = {radius:g}: this filter leaves no wave of a box of {side:g} Mpc/h"
+        return [text] if radius > side / 2 else []
 
     def description(self, simulation: SimulationSetup) -> str:
         """Description in the first lines of a run."""

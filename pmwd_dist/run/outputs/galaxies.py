@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 from pydantic import AfterValidator, Field
 
-from pmwd_dist._checks import LARGEST_BIAS
+from pmwd_dist._checks import LARGEST_TRACER_BIAS
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.observe.angular_power import UNMAGNIFIED
@@ -38,7 +38,7 @@ from pmwd_dist.run.settings.simulation_sections import Box
 from pmwd_dist.run.settings.writing import toml_value
 
 _MASK = "observe.galaxies.mask"
-_BIAS: Any = {"ge": -LARGEST_BIAS, "le": LARGEST_BIAS}
+_BIAS: Any = {"ge": -LARGEST_TRACER_BIAS, "le": LARGEST_TRACER_BIAS}
 _OPERATORS = "b2", "bs2", "bnabla2", "b3", "bdeltas2", "bs3"  # of an unsmoothed field they diverge
 CONE = (*("b1", *_OPERATORS, "smoothing"), *("light_cone", "n_z", "sky", "completeness", "redshift_error", "observer"))
 
@@ -167,9 +167,10 @@ class Galaxies(TableOutput):
         return ["observe.galaxies.selection: nothing is left of it in the box, times the mask; change one"]
 
     def warnings(self, simulation: SimulationSetup) -> list[str]:
-        """Warnings of galaxies without a bias of f_nl, and of forces of a coarse mesh, which change the linear bias."""
-        config = simulation.config
-        said = ["observe.galaxies: cosmology.f_nl has no part in the bias: bphi is 0"] if simulation.f_nl else []
+        """Also of galaxies without a bias of f_nl, and of forces of a coarse mesh, which change the linear bias."""
+        said, config = super().warnings(simulation), simulation.config
+        if simulation.f_nl:
+            said.append("observe.galaxies: cosmology.f_nl has no part in the bias: bphi is 0")
         fine = max(n / m for m, n in zip(config.mesh_shape, config.particle_shape, strict=True)) < 0.75
         if not (fine or self.b1 == 0 or (self.smoothing or 0) >= 0.99 * max(config.cell_size)):
             above = "with one cell a particle the bias of large scales comes out some percent above 1 + b1"

@@ -86,7 +86,12 @@ class Time(Section):
 
     a_start: float = about("scale factor of the initial conditions", 0.1, ge=1e-3, lt=2)
     a_stop: float = about("scale factor at the end", 1.0, gt=1e-3, le=2)
-    steps: int = about("number of time steps, uniform in the growth factor", 20, ge=1, le=100_000)
+    steps: int = about(
+        "number of time steps, uniform in the growth factor; outputs, at which steps end, may add some",
+        20,
+        ge=1,
+        le=100_000,
+    )
     solver: SolverName = about(" or ".join(", ".join(get_args(SolverName)).rsplit(", ", 1)), "bullfrog")
     lpt_order: int = about("order of the initial conditions: 1 (Zel'dovich), 2 or 3", 3, ge=1, le=3)
 
