@@ -241,15 +241,20 @@ class _Chains:
     def _remedy(self, chunks: list[Arrays], run: Run, restarts: Restarts) -> tuple[float, dict[str, float]] | None:
         """Factor of the step size and slopes of a correction that the errors of all draws ask for. Collective.
 
-        None without errors, where chains that have not mixed show no bias, and between checks.
+        Draws that have not mixed show no bias. Then the later half is looked at, as the earlier one may be burn-in.
+        None without errors, and between checks.
         """
         over = self.method != "mclmc" or restarts.times == MOST_RESTARTS or restarts.final
         if over or len(chunks) & (len(chunks) - 1):
             return None
-        chain = chain_of(chunks, to_host(run.moments)._asdict())
+        moments = to_host(run.moments)._asdict()
         corrected = any(np.any(x) for x in to_host(run.correction).values())
         most = LARGEST_REMAINDER if corrected else LARGEST_BIAS
-        errors, slopes = step_errors(chain, self.energy_variance, most), dict.fromkeys(chain.parameters, 0.0)
+        for first in (0, len(chunks) // 2):
+            chain = chain_of(chunks[first:], moments)
+            errors, slopes = step_errors(chain, self.energy_variance, most), dict.fromkeys(chain.parameters, 0.0)
+            if errors.unstable or not errors.unmixed:
+                break
         biased = bool(errors.biased) and not errors.unstable and not errors.unmixed
         if biased:
             slopes = bias_slopes(chain, self.posterior.model.priors)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pmwd_dist import infer
+from pmwd_dist.infer import sampling
+from pmwd_dist.infer.chain.chain import Moments, Restarts
 from pmwd_dist.infer.chain.diagnostics import step_errors, stuck
 
 
@@ -118,3 +121,27 @@ def test_errors_of_steps_are_told_from_chains_that_have_not_mixed() -> None:
     assert found.reasons == [] and found.factor == 1 and found.unmixed[0].startswith("b1 (R-hat 1.")
     still = errors(np.ones_like(x), energy, 0 * x)
     assert still.reasons == [] and still.unmixed == ["b1 (R-hat inf, 1 effective samples)"]
+
+
+def test_burn_in_hides_no_bias_of_the_later_draws() -> None:
+    """Chains that reach the posterior within half of their draws are corrected for the bias of the other half."""
+    rng = np.random.default_rng(2)
+    energy = np.sqrt(1e-3 * 65) * rng.standard_normal((4, 1600))
+    settled = rng.standard_normal((4, 1600))
+    model: Any = SimpleNamespace(model=SimpleNamespace(priors={"b1": infer.Normal(0.0, 1.0)}))
+    method: Any = dict.fromkeys(sampling._Chains.__dataclass_fields__)
+    chains = sampling._Chains(**method | {"posterior": model, "method": "mclmc", "energy_variance": 1e-3})
+    field = np.zeros((4, 4, 4))
+    run: Any = SimpleNamespace(moments=Moments(np.ones(()), field, field), correction={"b1": np.zeros(())})
+
+    def remedy(shift: np.ndarray, burn_in: int) -> Any:
+        b1 = settled + 60 * (np.arange(1600) < burn_in * np.array([[0.2], [0.5], [0.8], [1.0]]))
+        arrays = {"parameter/b1": b1, "density_shift": shift, "logdensity": shift, "energy_change": energy}
+        arrays |= dict.fromkeys(("acceptance_rate", "gradients", "nonans"), np.ones_like(energy))
+        chunks = [{name: x[:, i : i + 200] for name, x in arrays.items()} for i in range(0, 1600, 200)]
+        return chains._remedy(chunks, run, Restarts())
+
+    factor, slopes = remedy(-0.5 * settled, 800)
+    assert factor == 1 and slopes["b1"] == pytest.approx(0.5, rel=0.1)
+    assert remedy(0.01 * settled, 800) is None
+    assert remedy(-0.5 * settled, 1500) is None  # two chains have not arrived
