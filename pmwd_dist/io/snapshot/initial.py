@@ -63,7 +63,7 @@ def load_initial_conditions(
     """Read initial conditions, particles of one mass on a lattice, onto the devices of a config. Collective.
 
     Particles (type 1) may be in any order. Their lattice sites follow from IDs, the order of the file or rounded
-    positions. Positions stay as in the file, also where its lattice lies half a cell beside ours.
+    positions. Positions stay as in the file, also where its lattice lies half a cell beside ours, with a warning.
 
     Args:
       path: a file in the format of Gadget or SWIFT, any of a set (name.0.hdf5), their common name, or a folder.
@@ -88,6 +88,9 @@ def load_initial_conditions(
     shared_files(Path(path))
     with raise_on_all_processes():
         found = find_initial_conditions(Path(path), cosmo, config, check_motion=check_motion)
+        beside = found.lattice_warning(config)
+    if beside:
+        warnings.warn(beside, stacklevel=2)
     return found.read(cosmo, config, partial(warnings.warn, stacklevel=4))
 
 

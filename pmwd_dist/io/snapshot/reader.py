@@ -58,7 +58,8 @@ class Sites(NamedTuple):
         if self.column is None:
             nearest = np.rint(x * np.divide(shape, config.box_size) - self.origin).astype(np.int64)
             return list((nearest % shape).T)
-        along = (numbers.astype(np.int64) - self.first) % math.prod(shape)
+        count, wide = math.prod(shape), numbers.astype(np.uint64 if numbers.dtype.kind == "u" else np.int64)
+        along = ((wide % count).astype(np.int64) - self.first % count) % count
         index = np.unravel_index(along, [shape[axis] for axis in self.axes])
         return [index[self.axes.index(axis)] for axis in range(3)]
 
