@@ -152,3 +152,14 @@ def test_a_text_for_w_is_named(tmp_path: Path) -> None:
         file.create_group("Cosmology").attrs["w_0"] = "text"
     with pytest.raises(ValueError, match="x.hdf5: has an attribute Cosmology:w_0 that is no number"):
         named_background(tmp_path / "x.hdf5")
+
+
+def test_a_lock_that_the_environment_asks_for_is_named(gadget: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by HDF5 with HDF5_USE_FILE_LOCKING=TRUE on a file system without locks."""
+
+    def opened(*_: Any, **__: Any) -> Any:
+        raise OSError(37, "Unable to synchronously open file (unable to lock file, errno = 37)")
+
+    monkeypatch.setattr(h5py, "File", opened)
+    with pytest.raises(ValueError, match=f"^{gadget}: can't be locked; unset HDF5_USE_FILE_LOCKING$"):
+        pmd.load_snapshot(gadget)

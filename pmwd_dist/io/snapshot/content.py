@@ -60,6 +60,8 @@ def _unlocked(path: Path) -> File:
     try:
         return h5py.File(path, "r", rdcc_nbytes=_CACHE, locking=False)
     except OSError as error:
+        if "unable to lock file" in str(error):
+            raise Malformed("can't be locked; unset HDF5_USE_FILE_LOCKING") from error
         if "locking flag values" not in str(error):
             raise
         return h5py.File(path, "r", rdcc_nbytes=_CACHE)  # the caller has it open with locks, and one file has one kind
