@@ -43,7 +43,7 @@ def comoving_distance(a: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
       >>> pmd.comoving_distance(0.5, jax_cosmo.Planck15())
     """
     check_number(a, "a", _FIRST, LAST, remedy="call comoving_distance(a, cosmo)", several=True)
-    return _comoving_distance(as_array(a, jnp.result_type(float, a)), growth_table_to(2, cosmo))
+    return _comoving_distance(_floats(a), growth_table_to(2, cosmo))
 
 
 @jit
@@ -68,6 +68,10 @@ def _integrated(a: Array, table: GrowthTable) -> Array:
     return HUBBLE_DISTANCE * jnp.sum(half * _WEIGHTS.astype(a.dtype).reshape((1,) * a.ndim + (-1,)) * rate, axis=-1)
 
 
+def _floats(x: ArrayLike) -> Array:
+    return as_array(x, jnp.result_type(float, *jax.tree.leaves(x)))
+
+
 def distances_at(z: Any, cosmo: Cosmology | GrowthTable) -> np.ndarray:
     """Comoving distances at redshifts, on the host [Mpc/h]."""
     return on_host(lambda z: comoving_distance(1 / (1 + z), cosmo), z, 8192)
@@ -75,7 +79,7 @@ def distances_at(z: Any, cosmo: Cosmology | GrowthTable) -> np.ndarray:
 
 def scale_factor_at(distance: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
     """Scale factor at a comoving distance [Mpc/h], the inverse of `comoving_distance` from a = 0.001 to a = 1."""
-    return _scale_factor_at(as_array(distance, jnp.result_type(float, distance)), growth_table_to(2, cosmo))
+    return _scale_factor_at(_floats(distance), growth_table_to(2, cosmo))
 
 
 @jit
@@ -100,7 +104,7 @@ def transverse_distance(distance: ArrayLike, cosmo: Cosmology | GrowthTable) -> 
     sin(sqrt(-Omega_k) x) / sqrt(-Omega_k) with x in Hubble distances, as a power series in Omega_k x^2: differentiable
     in flat universes too.
     """
-    return _transverse_distance(as_array(distance, jnp.result_type(float, distance)), parameters_of(cosmo).Omega_k)
+    return _transverse_distance(_floats(distance), parameters_of(cosmo).Omega_k)
 
 
 @jit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
@@ -19,6 +20,7 @@ from pmwd_dist._jax.arrays import as_array
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
+from pmwd_dist.observe.filters import waveless
 from pmwd_dist.parallel.decomposition import on_blocks
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import irfft_block, sequence_after
@@ -102,6 +104,9 @@ def bias_weights(
     Raises:
       ValueError: the modes have another shape, an operator diverges, or another argument is out of its range.
 
+    Warns:
+      UserWarning: the filter leaves no wave of the box.
+
     Examples:
       >>> bias = observe.LagrangianBias(b1=0.9, b2=0.1)
       >>> weights = observe.bias_weights(modes, bias, cosmo, config, smoothing=8.0)
@@ -112,6 +117,8 @@ def bias_weights(
     dtype = jnp.finfo(modes.dtype).dtype  # real
     at = inputs.scale_factor(config.a_stop if a is None else a)
     radius = checked_smoothing(smoothing, bias)
+    if text := waveless("smoothing", radius, config):
+        warnings.warn(text, stacklevel=3)
     names = [field.name for field in fields(bias) if not _is_zero(getattr(bias, field.name))]
     used = tuple(name for name in names if name not in _PRIMORDIAL or not _is_zero(f_nl))
     factors = {name: f_nl if name in _PRIMORDIAL else 1 for name in used}

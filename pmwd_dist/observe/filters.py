@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
@@ -32,12 +35,23 @@ def smoothed(field: Real[Array, "nx ny nz"], config: Config, radius: ArrayLike) 
     Raises:
       ValueError: the field is not on the mesh, or the radius is negative or not finite.
 
+    Warns:
+      UserWarning: the filter leaves no wave of the box.
+
     Examples:
       >>> smooth = observe.smoothed(density, config, 8.0)
     """
     field = inputs.mesh_field(field, config)
     check_number(radius, "radius", 0, 1e6, unit="Mpc/h")
+    if not isinstance(radius, Tracer) and (text := waveless("radius", float(np.asarray(radius)), config)):
+        warnings.warn(text, stacklevel=3)
     return _smoothed(field, jnp.asarray(radius, field.dtype), config)
+
+
+def waveless(name: str, radius: float, config: Config) -> str | None:
+    """Warning of a Gaussian filter whose radius [Mpc/h] is more than half the box."""
+    side = max(config.box_size)
+    return f"{name} = {radius:g}: this filter leaves no wave of a box of {side:g} Mpc/h" if radius > side / 2 else None
 
 
 @on_blocks(["field", "whole"], "field")

@@ -122,10 +122,10 @@ def finish_axis(axes: Axes, values: np.ndarray) -> None:
 
 def label_decades(axis: Axis, digits: Sequence[float]) -> None:
     """Label a logarithmic axis at these digits of each decade, without powers of ten."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axis.set_major_locator(LogLocator(subs=digits))
-    axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_formatter(NullFormatter())
 
 

@@ -327,6 +327,7 @@ def test_distances_and_their_inverse(changes: dict[str, float]) -> None:
     expected = [quad(lambda x: 1 / (x**2 * problems.expansion(cosmo, x)), a, 1, epsabs=0, epsrel=1e-12)[0] for a in AT]
     distance = comoving_distance(AT, table)
     np.testing.assert_allclose(distance, HUBBLE_DISTANCE * np.array(expected), rtol=1e-12)
+    np.testing.assert_array_equal(comoving_distance(AT.tolist(), table), distance)
     np.testing.assert_allclose(scale_factor_at(distance[:5], table), AT[:5], rtol=1e-12)
     rate = -HUBBLE_DISTANCE / (AT**2 * problems.expansion(cosmo, AT))
     slopes = jax.vmap(jax.grad(lambda a: comoving_distance(a, table)))(AT)

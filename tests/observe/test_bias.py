@@ -167,6 +167,18 @@ def counts(config: pmd.Config, **options: Any) -> Any:
     return pmd.observe.expected_counts(ONES, config, **({"number_density": 1.0} | options))
 
 
+def test_filters_that_leave_no_wave_are_a_warning() -> None:
+    config = pmd.Config(8.0, SHAPE, decomposition=(1, 1))
+    for name, filtered in {
+        "smoothing": lambda radius: weights(config, B2, smoothing=radius),
+        "radius": lambda radius: pmd.observe.smoothed(ONES, config, radius),
+    }.items():
+        filtered(4.0)
+        with pytest.warns(UserWarning, match=f"^{name} = 5: this filter leaves no wave of a box of 8 Mpc/h$") as caught:
+            filtered(5.0)
+        assert caught[0].filename == __file__
+
+
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("call", "message"),

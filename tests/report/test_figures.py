@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -102,6 +103,8 @@ def test_spectra_are_drawn(tmp_path: Path):
     spectrum["linear power"][3:] = 1e5
     path = draw_spectra(tmp_path, {0.0: spectrum} | {z: make_spectrum(z) for z in range(1, 9)})
     assert min(mpl.image.imread(path).shape[:2]) > 800
+    columns = make_spectrum(0.0).columns
+    pickle.dumps(plot.power(SimpleNamespace(**columns), columns["linear power"]))
 
 
 @pytest.mark.parametrize(
