@@ -64,11 +64,12 @@ TimeLimit = Annotated[
 ]
 
 
-# Options of JAX whatever the environment says: random numbers of a seed follow from two of them.
+# Options of JAX whatever the environment says: random numbers of a seed follow from three of them.
 _OPTIONS_OF_JAX = {
     "jax_numpy_dtype_promotion": "standard",
     "jax_default_prng_impl": "threefry2x32",
     "jax_threefry_partitionable": True,
+    "jax_random_seed_offset": 0,
     "jax_transfer_guard": "allow",
 }
 
