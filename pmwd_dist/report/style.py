@@ -78,7 +78,12 @@ def make_axes(axes: Any, size: tuple[float, float], rows: int = 1, columns: int 
         from pmwd_dist.report.figure import NotebookFigure
 
         axes = NotebookFigure(figsize=size, layout="constrained").subplots(rows, columns, **options)
-    return list(np.ravel(axes))
+    found = list(np.ravel(axes))
+    if len(found) != (needed := rows * columns):
+        raise ArgumentError(
+            "axes", len(found), f"must be {needed} axes", f"pass those of plt.subplots({rows}, {columns})"
+        )
+    return found
 
 
 def figure_of(axes: Axes) -> Figure:

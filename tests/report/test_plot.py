@@ -190,3 +190,5 @@ def test_figures_are_drawn_on_given_axes() -> None:
         is figure
     )
     assert plot.density(np.ones((4, 4)), (8.0, 8.0), axes=figure.axes[1]) is figure
+    with pytest.raises(ValueError, match=r"axes=2 must be 1 axes; pass those of plt.subplots\(1, 1\)"):
+        plot.density(np.ones((4, 4)), (8.0, 8.0), axes=figure.axes[:2])
