@@ -233,6 +233,7 @@ def test_a_file_system_without_locks(run: SimulationJob, monkeypatch: pytest.Mon
         (fcntl, "flock", 524),
         (fcntl, "flock", errno.EREMOTEIO),
         (fcntl, "flock", errno.EINVAL),
+        (fcntl, "flock", errno.EPERM),
         (os, "pwrite", errno.ENOSPC),
         (os, "ftruncate", errno.EIO),
     ],
@@ -241,7 +242,9 @@ def test_a_lock_that_fails_names_its_file(
     run: SimulationJob, monkeypatch: pytest.MonkeyPatch, module: Any, function: str, number: int
 ):
     monkeypatch.setattr(module, function, partial(fail, number=number))
-    with pytest.raises(OSError, match=f"{re.escape(os.strerror(number))}; .* another file") as caught, hold_folder(run):
+    remedy = "free space there, or use" if number == errno.ENOSPC else "use"
+    words = f"{re.escape(os.strerror(number))}; {remedy} a folder on another file system, one that locks files"
+    with pytest.raises(OSError, match=words) as caught, hold_folder(run):
         pass
     assert caught.value.filename == str(run.folder / LOCK)
 

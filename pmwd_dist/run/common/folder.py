@@ -317,5 +317,6 @@ def _naming(path: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        remedy = "free space there, or use a folder on another file system"
+        space = "free space there, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        remedy = f"{space}use a folder on another file system, one that locks files"
         raise OSError(error.errno, f"{os.strerror(error.errno or 0)}; {remedy}", str(path)) from error
