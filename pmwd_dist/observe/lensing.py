@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer, eval_context
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
@@ -34,6 +35,17 @@ from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import real, whole_number
 
 _ACCUMULATED = "pass the masses that this light cone has accumulated"
+
+
+def _check_masses(mass: Array) -> None:
+    """Raise ArgumentError for values around zero, as of an overdensity."""
+    if isinstance(mass, Tracer):
+        return
+    with eval_context():
+        low, mean, scatter = (float(x) for x in (mass.min(), mass.mean(), mass.std()))
+    if low < 0 and mean < 0.1 * scatter:
+        constraint = f"holds values from {low:.3g} on, with a mean of {mean:.3g}, and masses are not negative"
+        raise ArgumentError("mass", mass, constraint, _ACCUMULATED, show_value=False)
 
 
 def _weights_of(cone: LightCone, table: GrowthTable, source: Sources, alignment: Any, dtype: Any) -> Array:
@@ -90,6 +102,7 @@ def convergence(
     if mass.shape != expected:
         raise ArgumentError("mass.shape", mass.shape, f"must be {expected}", _ACCUMULATED)
     check_seen(mass, "mass", "set them to the mean of their shell", finite=False)
+    _check_masses(mass)
     weights = _weights_of(cone, growth_table_to(2, cosmo), source, alignment, mass.dtype)
     maps = matmul(weights, cone.overdensity(mass))
     return maps if isinstance(source, list) else maps[0]
@@ -211,6 +224,7 @@ def _rays(
     if mass.shape != (count, *cone.pixels) or offsets.shape != (count, 2):
         constraint = f"must be {(count, *cone.pixels)}, and of offsets {(count, 2)}"
         raise ArgumentError("mass.shape", mass.shape, constraint, _ACCUMULATED)
+    _check_masses(mass)
     table = growth_table_to(cone.config.lpt_order, cosmo)
     weights = _weights_of(cone, table, *sources, mass.dtype)
     across = transverse_distance(cone.distances, table).astype(mass.dtype)

@@ -281,7 +281,8 @@ def _coloured_jvp(config: Config, transfer: str, primals: Any, tangents: Any) ->
 
 
 def _log_power(cosmo: Parameters, config: Config, transfer: str) -> Array:
-    return jnp.log(linear.linear_power(power_nodes(config), cosmo, transfer))
+    power = linear.linear_power(power_nodes(config), cosmo, transfer)
+    return jnp.log(jnp.maximum(power, jnp.finfo(power.dtype).tiny))  # sigma8 may be 0
 
 
 @partial(jit, static_argnames="config")

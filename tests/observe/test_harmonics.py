@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -119,6 +120,19 @@ def test_masses_with_missing_pixels_are_refused(single: pmd.Decomposition) -> No
     mass = np.full((1, 12), -1.6375e30)
     with pytest.raises(ValueError, match="mass holds 12 values that are marks like UNSEEN of HEALPix; set them"):
         pmd.observe.convergence(mass, problems.cosmology(), cone, source=0.5)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_overdensities_are_no_masses(single: pmd.Decomposition, flat: bool) -> None:
+    config = pmd.Config(100.0, 8, decomposition=single)
+    sphere = pmd.observe.SphericalLightCone(config, (0.0, 50.0), 1)
+    cone = pmd.observe.FlatSkyLightCone(config, (0.0, 50.0)) if flat else sphere
+    view: Any = {"field": 1.0, "pixels": 4} if flat else {}
+    contrast = np.resize([-0.9, 0.2, 0.8], (1, 8, 8) if flat else (1, 12))
+    for function in (pmd.observe.convergence, pmd.observe.shear):
+        function(1 + contrast, problems.cosmology(), cone, source=0.016, **view)
+        with pytest.raises(ValueError, match=r"mass holds values from -0.9 on, .*; pass the masses that"):
+            function(contrast, problems.cosmology(), cone, source=0.016, **view)
 
 
 def test_theory_of_a_map_has_the_window_of_its_pixels(single: pmd.Decomposition) -> None:

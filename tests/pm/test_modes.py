@@ -41,6 +41,11 @@ def test_linear_modes_have_the_power_asked_for(decomposition: pmd.Decomposition,
     assert problems.has_sharding(modes, decomposition.spectrum_sharding)
 
 
+def test_without_amplitude_there_are_no_modes(single: pmd.Decomposition) -> None:
+    modes = pmd.linear_modes(np.ones(SHAPE), problems.cosmology(sigma8=0.0), configure(single))
+    np.testing.assert_allclose(modes, 0, atol=1e-100)
+
+
 def test_a_function_or_a_table_of_power_is_used(single: pmd.Decomposition, cosmo: Any) -> None:
     config = configure(single)
     noise = np.random.default_rng(1).standard_normal(SHAPE)
