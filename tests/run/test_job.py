@@ -329,8 +329,10 @@ def test_figures_and_a_report_that_do_not_fit_on_the_disk_fail_a_run_with_all_it
     missing = "all data are kept, but not density_z0.000.png, report.html: free space, and use `pmwd-dist report"
     assert capsys.readouterr().err == f"pmwd-dist: the run failed: {folder}: {os.strerror(28)}; {missing} {folder}`\n"
     assert status_of(folder) == "finished" and all((folder / name).exists() for name in tables)
+    assert (folder / "log.jsonl").read_text().count("No space left") == 2
     assert command("report", folder) == 0
     assert set(manifest.files(folder)) <= {path.name for path in folder.iterdir()}
+    assert "Warning" not in (folder / "report.html").read_text()
 
 
 def test_figures_that_fail_do_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -205,14 +205,14 @@ class Log:
             self._listener(Event("warning", f"warning: {path}: {error.strerror}", {}))
         self._listener(Event(name, text, fields))
 
-    def warn(self, message: str) -> None:
+    def warn(self, message: str, **fields: Any) -> None:
         """Log a failure that does not end the run."""
-        self("warning", f"warning: {message}", message=message)
+        self("warning", f"warning: {message}", message=message, **fields)
 
     def lack(self, what: str, error: Exception, remedy: str = "") -> None:
         """Log that figures or the report are missing; where they can't be written, `execute` raises OSError."""
         self.unwritten = error if isinstance(error, OSError) else self.unwritten
-        self.warn(f"{what}: {message(error)}{remedy}")
+        self.warn(f"{what}: {message(error)}{remedy}", of_figures=True)
 
     def begin(self, what: str) -> None:
         """Log the beginning of a stage that may take long."""

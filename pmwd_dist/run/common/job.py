@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from pmwd_dist._files import exists, message
+from pmwd_dist._files import exists
 from pmwd_dist._jax.native import native_available
 from pmwd_dist._jax.profile import recording
 from pmwd_dist._memory import size
@@ -119,7 +119,7 @@ def _report(job: Job, log: Log, status: str) -> None:
         if status != "finished":
             job.draw()
     except (OSError, ValueError) as error:
-        log.warn(f"figures are missing: {message(error)}")
+        log.lack("figures are missing", error)
     try:
         write_report(job.folder)
     except (OSError, ValueError) as error:

@@ -49,6 +49,7 @@ class _Event(BaseModel, allow_inf_nan=False):
 
     event: str
     message: str = ""
+    of_figures: bool = False  # or the report: drawn or written since, perhaps
     step: int = 0
     steps: int = 0
     share: float = 0
@@ -62,7 +63,9 @@ def write_report(folder: Path) -> Path:
     inference = "sampler" in run.settings
     verdict, advice = _verdict(folder, run, events, inference)
     warned = [text.removeprefix("warning: ") for text in run.warnings]
-    warned += [event.message for event in events if event.event == "warning"] + alterations(folder)
+    complete = all(_there(folder / name) for name in names if name.endswith(".png"))
+    lasting = [event for event in events if event.event == "warning" and not (complete and event.of_figures)]
+    warned += [event.message for event in lasting] + alterations(folder)
     versions = ", ".join(f"{name} {number}" for name, number in run.versions.items() if number)
     write_page(
         folder / REPORT,
