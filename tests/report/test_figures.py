@@ -309,6 +309,17 @@ def test_tables_and_maps_of_observables_are_drawn_from_their_files(tmp_path: Pat
         redraw(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [([0.1, np.nan], "Z with values that are not finite"), ([0.1], "Z of 1 rows, and another .* 2")],
+)
+def test_damaged_galaxies_name_their_file(tmp_path: Path, column: list[float], words: str) -> None:
+    with h5py.File(tmp_path / "galaxies.hdf5", "w") as file:
+        file.update({"RA": [0.0, 1.0], "DEC": [0.0, 1.0], "Z": column})
+    with pytest.raises(ValueError, match=f"galaxies.hdf5: has {words}"):
+        redraw(tmp_path)
+
+
 def test_a_movie_has_a_frame_for_each_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     rng, slices = np.random.default_rng(0), Slices(thickness=4.0)
     manifest.create(tmp_path, {}, [f"density_z{z}.npz" for z in ("0.000", "1.000", "2.000")])

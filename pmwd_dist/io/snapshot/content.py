@@ -10,7 +10,7 @@ import itertools
 import math
 import stat
 import zlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -221,6 +221,18 @@ def numbers(group: Group, name: str) -> np.ndarray:
     data = member(group, name, DATASET)
     check_storage(data, path_of(group, name))
     return rows(data, 0, None).astype(float)
+
+
+def columns(group: Group, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Columns of a catalogue: finite numbers, and as many in each."""
+    found = {name: rows(array(group, name, "iuf", None), 0, None) for name in names}
+    most = max(map(len, found.values()), default=0)
+    for name, values in found.items():
+        if len(values) < most:
+            raise Malformed(f"has {path_of(group, name)} of {len(values)} rows, and another column of {most}")
+        if not np.isfinite(values).all():
+            raise Malformed(f"has {path_of(group, name)} with values that are not finite")
+    return found
 
 
 def path_of(group: Group, name: str = "") -> str:

@@ -129,4 +129,4 @@ class GalaxyCone(OfGalaxies):
     @classmethod
     def draw(cls, path: Path) -> Drawing:
         with content.opened(path / cls.source) as file:
-            return partial(plot.wedge, {name: content.numbers(file, name) for name in ("RA", "DEC", "Z")})
+            return partial(plot.wedge, content.columns(file, ("RA", "DEC", "Z")))

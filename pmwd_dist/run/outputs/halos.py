@@ -141,7 +141,7 @@ def fit_of(mass: np.ndarray, simulation: SimulationSetup, a: float) -> np.ndarra
 def read_halos(path: Path) -> HaloCatalogue:
     """Columns, scale factor and box of a catalogue of a run; ValueError if it is damaged."""
     with content.opened(path) as file:
-        columns = {name: content.rows(content.array(file, name, "iuf", None), 0, None) for name in file}
+        columns = content.columns(file, file)
         box = tuple(content.values(file, "box_size [Mpc/h]").tolist())
         units = {name: str(file[name].attrs["unit"]) for name in columns}
         return HaloCatalogue(columns, units, {"a": content.number(file, "a", 1e-3, 2), "box_size [Mpc/h]": box})
