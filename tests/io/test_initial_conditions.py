@@ -271,6 +271,23 @@ def test_velocities_that_may_be_wrong_are_a_warning(tmp_path: Path, initial: pmd
             pmd.load_initial_conditions(path, COSMO, config)
 
 
+@pytest.mark.parametrize("order", [1, 3])
+def test_opposite_factors_of_two_axes_are_seen(tmp_path: Path, decomposition: pmd.Decomposition, order: int):
+    """Their sum over axes is right."""
+    config = make_config(decomposition, box_size=64.0, mesh_shape=16, a_start=0.1, lpt_order=order)
+    cosmo: Any = SimpleNamespace(**vars(COSMO) | {"sigma8": 0.8})
+    start = pmd.lpt(pmd.linear_modes(pmd.white_noise(jax.random.key(0), config), cosmo, config), cosmo, config)
+
+    def load(*factors: float) -> None:
+        moving = pmd.Particles(start.disp, np.asarray(start.vel) * factors)
+        pmd.load_initial_conditions(pmd.save_snapshot(tmp_path / "s.hdf5", moving, cosmo, config, 0.1), cosmo, config)
+
+    with pytest.raises(ValueError, match=r"x, y and z are \S+, 0.8[45]\d*, 1.1[45]\d* of their mean: they must be 1; "):
+        load(1.0, 0.85, 1.15)
+    with pytest.warns(UserWarning, match=r"x, y and z are 0.9[34]\d*, \S+, 1.0[56]\d* of their mean: P.k. along the"):
+        load(0.94, 1.0, 1.06)
+
+
 def test_a_wrong_second_order_is_a_warning(tmp_path: Path, decomposition: pmd.Decomposition):
     """Of 2LPT, with Zel'dovich's velocities, and with the other sign."""
     config = make_config(decomposition, box_size=64.0, mesh_shape=16, a_start=0.1)

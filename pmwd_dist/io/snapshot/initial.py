@@ -70,9 +70,9 @@ def load_initial_conditions(
       cosmo: cosmology of the simulation.
       config: the simulation; its box, lattice and a_start must agree with the file.
       check_motion: whether velocities must follow linear growth of the displacements on all scales: a difference
-        beyond 3 % is a warning, and beyond 10 % an error, where waves are nonlinear beyond what 3LPT differs by. A mean
-        velocity beyond 10 % of the rms is a warning, and so is a second order v - f d, with the linear rate f, that has
-        another sign than 2LPT's or is far beyond it.
+        beyond 3 % is a warning, and beyond 10 % an error, where waves are nonlinear beyond what 3LPT differs by; so is
+        a difference between axes. A mean velocity beyond 10 % of the rms is a warning, and so is a second order
+        v - f d, with the linear rate f, that has another sign than 2LPT's or is far beyond it.
 
     Raises:
       ValueError: the snapshot is damaged or incomplete; its box, lattice, scale factor, cosmology or mass are not those
@@ -207,11 +207,13 @@ def compare_with_linear_growth(
 
     Linear growth has the slope s = 1 of velocities over displacements, <v d*> / <d d*> relative to its rate f, and the
     correlation coefficient r = 1. The difference is the larger one of |s - 1| and 1 - r, less the one of 3LPT where
-    waves are nonlinear. A difference of 3 % is a warning, and 10 % raises ValueError. A mean velocity of 10 % of the
-    rms of velocities is a warning, and so is a second order v - f d outside of `_SECOND`.
+    waves are nonlinear. A difference of 3 % is a warning, and 10 % raises ValueError, also of the mean slope along an
+    axis from the one along all (`_along_axes`). A mean velocity of 10 % of the rms of velocities is a warning, and so
+    is a second order v - f d outside of `_SECOND`.
     """
     run = jit(partial(_octave_sums, config=config), out_shardings=config.decomposition.replicated)
-    dd, dv, vv, density2 = np.asarray(run(particles.disp, particles.vel), float).sum(-1)
+    sums = np.asarray(run(particles.disp, particles.vel), float).sum(-1)
+    dd, dv, vv, density2, _ = sums.sum(0)
     a, table = config.a_start, growth_table_to(config.lpt_order, cosmo)
     k = _nyquist(config) * 0.75 * 0.5 ** np.arange(_octaves(config).start, _octaves(config).stop)[::-1]
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -235,6 +237,13 @@ def compare_with_linear_growth(
             why = f"its IDs follow no lattice: particles lie {spacings:.2g} spacings from their sites on average"
             remedy = "write IDs in the order of the lattice, from 0 or 1 on"
         raise ValueError(f"{text}{why}; {remedy}")
+    along, error = _along_axes(sums, seen, math.sqrt(variance[-1]))
+    if (apart := np.abs(along - 1).max() - error) > _DOUBTFUL:
+        factors = ", ".join(f"{x:.3g}" for x in along)
+        words = f"{path}: relative to displacements, its velocities along x, y and z are {factors} of their mean: "
+        if apart > _WRONG:
+            raise ValueError(f"{words}they must be 1; write all components in one unit, or set check_motion to false")
+        warn(f"{words}P(k) along the axes may be off by twice as much")
     bulk, rms = _mean_and_rms(particles.vel, config)
     if (speed := float(np.linalg.norm(bulk))) > _BULK * rms:
         shown, share = f"{speed * KM_S_PER_H0 / a:.3g} km/s", f"{100 * speed / rms:.3g} %"
@@ -248,6 +257,18 @@ def compare_with_linear_growth(
             f"{path}: the second order of its velocities is {second:.2g} of that of 2LPT (2LPT has 1, Zel'dovich's "
             "approximation 0): its factor or sign is another one, and P(k) may be off by several per cent"
         )
+
+
+def _along_axes(sums: np.ndarray, seen: np.ndarray, rms: float) -> tuple[np.ndarray, float]:
+    """Slope of velocities over displacements along each axis, over the one along all, and its error by few waves.
+
+    `sums` are those of `_octave_sums`. Octaves count by their modes; the error for the rms density was measured.
+    """
+    dd, dv, modes = sums[:, 0], sums[:, 1], np.where(seen & (sums[:, 0] > _ROUNDING * sums[:, 0].sum()), sums[:, 4], 0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        slope = np.nan_to_num(dv / dd * (dd.sum(0) / dv.sum(0)), posinf=0, neginf=0)
+        along = (modes * slope).sum(1) / modes.sum(1)
+    return np.nan_to_num(along, nan=1.0), rms / math.sqrt(max(modes.sum(1).min(), 1.0))
 
 
 def _second_order(particles: Particles, a: float, table: GrowthTable, config: Config) -> tuple[float, float]:
@@ -280,20 +301,21 @@ def _octaves(config: Config) -> range:
     return range(max(longest, 0) + 1)
 
 
-def _octave_sums(disp: Array, vel: Array, config: Config) -> Float[Array, "4 octaves nx"]:
-    """Sums over planes of the modes in each octave, the longest waves first: |d|^2, d v*, |v|^2 and k^2 |d|^2.
+def _octave_sums(disp: Array, vel: Array, config: Config) -> Float[Array, "axes 5 octaves nx"]:
+    """Sums over planes of the modes in each octave, the longest waves first: |d|^2, d v*, |v|^2, k^2 |d|^2 and 1.
 
     Modes beyond the Nyquist frequency belong to the octave below it.
     """
     k2, count = fourier.counted_modes(config.particle_shape, config, disp.dtype)
     halvings = -jnp.log2(jnp.sqrt(k2) / _nyquist(config)) + 1e-6  # infinite at k = 0
-    dd, dv, vv = (jnp.zeros_like(k2) for _ in range(3))
+    octaves = [jnp.maximum(jnp.floor(halvings), 0) == i for i in reversed(_octaves(config))]
+    sums = list[Array]()
     for axis in range(3):
         d, v = (prfft3d(x[..., axis], config.decomposition) for x in (disp, vel))
-        dd, dv, vv = dd + jnp.abs(d) ** 2, dv + (d * v.conj()).real, vv + jnp.abs(v) ** 2
-    values = [count * x for x in (dd, dv, vv, k2 * dd)]
-    octaves = [jnp.maximum(jnp.floor(halvings), 0) == i for i in reversed(_octaves(config))]
-    return jnp.stack([jnp.stack([jnp.where(octave, x, 0).sum((1, 2)) for octave in octaves]) for x in values])
+        dd, vv = jnp.abs(d) ** 2, jnp.abs(v) ** 2
+        values = [count * x for x in (dd, (d * v.conj()).real, vv, k2 * dd, jnp.ones_like(dd))]
+        sums.append(jnp.stack([jnp.stack([jnp.where(at, x, 0).sum((1, 2)) for at in octaves]) for x in values]))
+    return jnp.stack(sums)
 
 
 def _second_order_sums(disp: Array, vel: Array, rate: Array, config: Config) -> Float[Array, "3 nx"]:
