@@ -397,10 +397,13 @@ def test_no_file_is_written_through_a_link(run: SimulationJob, tmp_path: Path):
 
 def test_a_long_stage_is_named_while_it_lasts(run: SimulationJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder, "_SILENCE", 0.01)
-    named = threading.Event()
-    log = Log(run.folder, lambda event: named.set() if event.text == "maps ..." else None)
+    monkeypatch.setattr(folder, "MINUTE", 0.01)
+    named, lasts = threading.Event(), threading.Event()
+    told = {"maps ...": named, "maps: still running after 0 s": lasts}
+    log = Log(run.folder, lambda event: told[event.text].set())
     with log.naming("maps"):
-        assert named.wait(60)
+        assert named.wait(60) and lasts.wait(60)
+    assert log.last == "maps ..."
     monkeypatch.setattr(folder, "_SILENCE", 60)
     logged: list[Event] = []
     with Log(run.folder, logged.append).naming("short"):

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -165,6 +166,21 @@ def test_what_was_stopped_goes_on_to_the_same_bits(
         other = read_arrays(plan.folder / path.name)
         for name, values in read_arrays(path).items():
             np.testing.assert_array_equal(values, other[name], err_msg=f"{path.name}:{name}")
+
+
+def test_what_runs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = list[tuple[str, float]]()
+
+    def naming(log: Log, what: str, silence: float) -> nullcontext[None]:
+        return nullcontext(named.append((what, silence)))
+
+    monkeypatch.setattr(Log, "naming", naming)
+    prepare_folder(plan := plan_of(tmp_path / "run"))
+    with pytest.raises(Interrupted):
+        execute(plan, Listener("chunk"))
+    texts = [what for what, silence in named if silence == 60]
+    assert texts[0] == "chains, first steps" and re.fullmatch(r"tuning, \d+% done", texts[1])
+    assert texts[-2:] == ["chunk 1/3, steps 1 to 12", "chunk 2/3, steps 13 to 24"]
 
 
 @pytest.mark.slow

@@ -7,11 +7,11 @@ import fcntl
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from threading import Timer
 from typing import Any, NamedTuple
 
 from pmwd_dist._files import (
@@ -175,7 +175,7 @@ class Event(NamedTuple):
 Listener = Callable[[Event], None]
 
 
-_SILENCE = 5.0  # longest time without a line [s]
+_SILENCE, MINUTE = 5.0, 60.0  # longest times without a line, at first and later [s]
 
 
 class Log:
@@ -219,15 +219,23 @@ class Log:
         self("begin", f"{what} ...", stage=what)
 
     @contextmanager
-    def naming(self, what: str) -> Generator[None]:
-        """Log the beginning of a stage that takes longer than five seconds, when these are over."""
-        timer = Timer(_SILENCE, self.begin, [what])
-        timer.daemon = True
-        timer.start()
+    def naming(self, what: str, silence: float | None = None) -> Generator[None]:
+        """Log the beginning of a stage that takes longer than a silence [s], and tell each minute that it lasts."""
+        ended, began = threading.Event(), time.monotonic()
+
+        def tell() -> None:
+            if ended.wait(_SILENCE if silence is None else silence):
+                return
+            self.begin(what)
+            while not ended.wait(MINUTE) and distributed.is_main():
+                seconds = time.monotonic() - began  # not in `last`, which would be a sign of life
+                self._listener(Event("begin", f"{what}: still running after {seconds:.0f} s", {}))
+
+        threading.Thread(target=tell, daemon=True).start()
         try:
             yield
         finally:
-            timer.cancel()
+            ended.set()
 
     def stage(self, what: str, seconds: float) -> None:
         """Log the end of a stage of an inference before its chains."""

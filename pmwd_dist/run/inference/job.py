@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from pmwd_dist.io.arrays import ArrayFileError, Arrays
 from pmwd_dist.parallel.distributed import on_main
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.control import Control
-from pmwd_dist.run.common.folder import Log, StartError, start_errors
+from pmwd_dist.run.common.folder import MINUTE, Log, StartError, start_errors
 from pmwd_dist.run.common.job import Job
 from pmwd_dist.run.inference.inputs import data_of, starts_of, tuning_of
 from pmwd_dist.run.inference.plan import InferencePlan
@@ -45,7 +45,7 @@ class InferenceJob(InferencePlan, Job):
             watch = _Watch(self, log, control)
             starts = starts_of(self, posterior, log)
             log.begin("chains: compiling")
-            with part("chains"):
+            with part("chains"), watch.running:
                 _sample(self, posterior, starts, watch)
             log.begin("verdict")
             with start_errors():
@@ -72,6 +72,8 @@ class _Watch:
 
     def __init__(self, plan: InferencePlan, log: Log, control: Control):
         self._plan, self._log, self._control = plan, log, control
+        self.running = ExitStack()  # holds the line of what runs
+        self._name("chains, first steps")
         self._compiled = 0.0
         self._before, self._shown = time.perf_counter(), -_BETWEEN_LINES
         self._draws = list[Arrays]()  # parameters of the draws so far
@@ -93,6 +95,9 @@ class _Watch:
             self._draws.clear()
             self._log.stage(f"{text}: {numbers}", seconds)
         if progress.chunks < self._plan.chunks:
+            unit, size = "trajectories" if sampler.method == "hmc" else "steps", sampler.thin * sampler.chunk
+            first, last = progress.chunks * size + 1, (progress.chunks + 1) * size
+            self._name(f"chunk {progress.chunks + 1}/{self._plan.chunks}, {unit} {first} to {last}")
             self._control.raise_if_stopped(f"after chunk {progress.chunks} of {self._plan.chunks}", "chunk")
 
     def tuned(self, progress: infer.TuningProgress) -> None:
@@ -104,7 +109,13 @@ class _Watch:
             sizes = f"step size {progress.step_size:.3g}, L {progress.L:.3g}"
             text = f"tuning {progress.share:.0%}  {sizes}  {seconds:.1f} s"
             self._log("tuning", text, **progress._asdict(), seconds=seconds)
+        self._name(f"tuning, {progress.share:.0%} done")
         self._control.raise_if_stopped(f"{progress.share:.0%} through the tuning", "block")
+
+    def _name(self, what: str) -> None:
+        """Name what runs from now on, where that takes a minute."""
+        self.running.close()
+        self.running.enter_context(self._log.naming(what, MINUTE))
 
     def _log_chunk(self, progress: infer.Progress, seconds: float, compiled: float) -> None:
         sampler, draws = self._plan.settings.sampler, progress.draws
