@@ -373,6 +373,22 @@ def test_lensing_of_bins_of_sources_and_galaxies(whole: SimulationJob):
     assert (linear[1, 2] > 0).any()
 
 
+def test_a_halo_that_redshifts_leave_is_named(tmp_path: Path) -> None:
+    plan = make(
+        tmp_path / "run",
+        "output.redshifts=0",
+        "output.snapshot=none",
+        "observe.multipoles.line_of_sight=y",
+        "devices.pdims=[1, 2]",
+        "devices.halo=3",
+    )
+    words = r"displacements of (\S+) cells, .* exceed devices.halo = 3; .*, or to (\d+) cells"
+    with pytest.raises(SimulationError, match=words) as error:
+        execute(plan, Events())
+    found = re.search(words, str(error.value))
+    assert found is not None and 3 < float(found[1]) < float(found[2]) < float(found[1]) + 2
+
+
 def test_the_galaxies_of_the_light_cone(whole: SimulationJob, tmp_path: Path):
     """They are those of the library, and a resumed run keeps their survey."""
     simulation, config = whole.simulation, whole.simulation.config

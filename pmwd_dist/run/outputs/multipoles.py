@@ -19,10 +19,11 @@ from pmwd_dist.observe import multipoles as observed
 from pmwd_dist.observe.filters import interlaced_density
 from pmwd_dist.observe.power import shot_noise
 from pmwd_dist.observe.redshift_space import redshift_space
+from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.report import plot
 from pmwd_dist.report.page import Caption
 from pmwd_dist.report.tables import Table
-from pmwd_dist.run.outputs.base import MPC3, PER_MPC, Axis, Drawing, TableOutput, View, check_finite, k_max_problems
+from pmwd_dist.run.outputs.base import MPC3, PER_MPC, Axis, Drawing, TableOutput, View, k_max_problems
 from pmwd_dist.run.settings.section import about
 from pmwd_dist.run.settings.simulation_sections import Box
 
@@ -103,7 +104,15 @@ def poles_table(
     columns["shot noise"] = np.full_like(modes, noise)
     units = {name: MPC3 for name in columns if name != "modes"} | {"k": PER_MPC}
     columns = {name: values[some] for name, values in columns.items()}
-    check_finite(columns["P0"], f"observe.{output.name} at z = {view.z:g}", "by redshift exceeds the halo")
+    if not np.isfinite(columns["P0"]).all():
+        moved, cosmo, axis = view.particles, view.simulation.cosmo, output.line_of_sight
+        if not real_space:
+            moved = redshift_space(moved, cosmo, config, line_of_sight=axis, a=view.a)
+        divided = np.flatnonzero(np.array(config.decomposition.pdims) > 1)
+        cells = float(jnp.abs(moved.disp[..., divided]).max()) / min(config.cell_size)
+        text = f"displacements of {cells:.2f} cells, and half a cell, exceed devices.halo = {config.halo}"
+        remedy = f'set it to "auto", or to {cells + 1:.0f} cells or more'
+        raise SimulationError(f"observe.{output.name} at z = {view.z:g} is not finite: {text}; {remedy}")
     return Table(f"{title}, {view.title}", columns, units)
 
 
