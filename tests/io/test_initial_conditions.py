@@ -299,6 +299,11 @@ def test_a_wrong_second_order_is_a_warning(tmp_path: Path, decomposition: pmd.De
         path = pmd.save_snapshot(tmp_path / f"{weight}.hdf5", moving, cosmo, config, 0.1)
         with pytest.warns(UserWarning, match=f"the second order of its velocities is {words} of that of 2LPT"):
             pmd.load_initial_conditions(path, cosmo, config)
+    rate = float(np.sum(first.vel * first.disp) / np.sum(first.disp**2))
+    one_rate = pmd.Particles(second.disp, rate * second.disp)
+    path = pmd.save_snapshot(tmp_path / "rate.hdf5", one_rate, cosmo, config, 0.1)
+    with pytest.warns(UserWarning, match=r"is -?\S+ of that of 2LPT, and that of displ\w+ is [1-3]\S*: all orders"):
+        pmd.load_initial_conditions(path, cosmo, config)
     for order in (first, second):
         path = pmd.save_snapshot(tmp_path / "right.hdf5", order, cosmo, config, 0.1)
         pmd.load_initial_conditions(path, cosmo, config)

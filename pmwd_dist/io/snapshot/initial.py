@@ -54,6 +54,8 @@ _ROUNDING = 1e-8  # of the square of displacements: waves that a file lacks
 _DOUBTFUL, _WRONG = 0.03, 0.1  # differences from linear growth
 _SECOND = -0.5, 1.6  # second order of velocities, in units of that of 2LPT; 0 of Zel'dovich's velocities
 _ERRORS = 3  # of it, by which it must lie outside
+_SECOND_RATE = 0.25  # largest second order of velocities, and least one of displacements, without a rate of its own
+_OWN_ERRORS = 6  # of the latter, each of which is 0.7 standard deviations: a mode and its conjugate count twice
 _BULK = 0.1  # largest mean velocity [rms of velocities]
 
 
@@ -72,7 +74,8 @@ def load_initial_conditions(
       check_motion: whether velocities must follow linear growth of the displacements on all scales: a difference
         beyond 3 % is a warning, and beyond 10 % an error, where waves are nonlinear beyond what 3LPT differs by; so is
         a difference between axes. A mean velocity beyond 10 % of the rms is a warning, and so is a second order
-        v - f d, with the linear rate f, that has another sign than 2LPT's or is far beyond it.
+        v - f d, with the linear rate f, that has another sign than 2LPT's, is far beyond it, or is missing where the
+        displacements have one.
 
     Raises:
       ValueError: the snapshot is damaged or incomplete; its box, lattice, scale factor, cosmology or mass are not those
@@ -209,7 +212,7 @@ def compare_with_linear_growth(
     correlation coefficient r = 1. The difference is the larger one of |s - 1| and 1 - r, less the one of 3LPT where
     waves are nonlinear. A difference of 3 % is a warning, and 10 % raises ValueError, also of the mean slope along an
     axis from the one along all (`_along_axes`). A mean velocity of 10 % of the rms of velocities is a warning, and so
-    is a second order v - f d outside of `_SECOND`.
+    is a second order v - f d outside of `_SECOND`, or below `_SECOND_RATE` where displacements have more.
     """
     run = jit(partial(_octave_sums, config=config), out_shardings=config.decomposition.replicated)
     sums = np.asarray(run(particles.disp, particles.vel), float).sum(-1)
@@ -251,11 +254,16 @@ def compare_with_linear_growth(
     if difference[i] > _DOUBTFUL:
         warn(f"{text}P(k) may be off by as much")
         return
-    second, error = _second_order(particles, a, table, config)
+    (second, error), (own, own_error) = _second_order(particles, a, table, config)
     if not _SECOND[0] - _ERRORS * error <= second <= _SECOND[1] + _ERRORS * error:
         warn(
             f"{path}: the second order of its velocities is {second:.2g} of that of 2LPT (2LPT has 1, Zel'dovich's "
             "approximation 0): its factor or sign is another one, and P(k) may be off by several per cent"
+        )
+    elif second + _ERRORS * error < _SECOND_RATE and own > max(_SECOND_RATE, _OWN_ERRORS * own_error):
+        warn(
+            f"{path}: the second order of its velocities is {second:.2g} of that of 2LPT, and that of displacements is "
+            f"{own:.2g}: all orders seem to grow at the linear rate, and P(k) may be too low by several per cent"
         )
 
 
@@ -271,16 +279,21 @@ def _along_axes(sums: np.ndarray, seen: np.ndarray, rms: float) -> tuple[np.ndar
     return np.nan_to_num(along, nan=1.0), rms / math.sqrt(max(modes.sum(1).min(), 1.0))
 
 
-def _second_order(particles: Particles, a: float, table: GrowthTable, config: Config) -> tuple[float, float]:
-    """Second order of the velocities over that of 2LPT, and its error by rounding and few modes. Collective."""
+def _second_order(particles: Particles, a: float, table: GrowthTable, config: Config) -> np.ndarray:
+    """Second order of velocities and of displacements over those of 2LPT, and their errors, (2, 2). Collective.
+
+    The errors are by rounding and few modes. The one of 2LPT's displacements is 1 to 3, since the gradient of the
+    potential, which comes from the displacements, holds their second order, too.
+    """
     growth, unit = table.at(a), a**2 * table.E(a)
     rate = unit * growth.dD1 / growth.D1
     run = jit(partial(_second_order_sums, config=config), out_shardings=config.decomposition.replicated)
-    product, square, variance = np.asarray(run(particles.disp, particles.vel, rate), float).sum(-1)
-    if not square:
-        return 0.0, 0.0
-    factor = float(growth.D1**2 / (unit * growth.dD2 - rate * growth.D2)) / square
-    return product * factor, math.sqrt(variance) * abs(factor)
+    sums = np.asarray(run(particles.disp, particles.vel, rate), float).sum(-1)
+    if not sums[1]:
+        return np.zeros((2, 2))
+    products, squares, variances = sums.reshape(2, 3).T
+    factors = np.stack([unit * growth.dD2 - rate * growth.D2, growth.D2]) / growth.D1**2 * squares
+    return np.stack([products / factors, np.sqrt(variances) / np.abs(factors)], -1)
 
 
 def _mean_and_rms(x: Array, config: Config) -> tuple[np.ndarray, float]:
@@ -318,16 +331,22 @@ def _octave_sums(disp: Array, vel: Array, config: Config) -> Float[Array, "axes 
     return jnp.stack(sums)
 
 
-def _second_order_sums(disp: Array, vel: Array, rate: Array, config: Config) -> Float[Array, "3 nx"]:
-    """Sums over planes of v2 g*, |g|^2 and |v2|^2 |g|^2, as by `_second_order_products`."""
-    product, square, others = _second_order_products(disp, vel, rate, config)
-    _, count = fourier.counted_modes(config.particle_shape, config, disp.dtype)
-    return jnp.stack([(count * x).sum((1, 2)) for x in (product, square, others * square)])
+def _second_order_sums(disp: Array, vel: Array, rate: Array, config: Config) -> Float[Array, "6 nx"]:
+    """Sums over planes of v2 g*, |g|^2 and |v2|^2 |g|^2, and of d g*, |g|^2 and |d|^2 |g|^2 with weights k^2 and k^4.
+
+    The weights are against the first order of d, which is much larger than the second one in long waves.
+    """
+    square, *pairs = _second_order_products(disp, vel, rate, config)
+    k2, count = fourier.counted_modes(config.particle_shape, config, disp.dtype)
+    sums = list[Array]()
+    for weight, product, power in ((1, *pairs[:2]), (k2, *pairs[2:])):
+        sums += [weight * product, weight * square, weight**2 * power * square]
+    return jnp.stack([(count * x).sum((1, 2)) for x in sums])
 
 
-@on_blocks(["field", "field", "whole"], ("spectrum",) * 3)
-def _second_order_products(disp: Array, vel: Array, rate: Array, config: Config) -> tuple[Array, Array, Array]:
-    """v2 g*, |g|^2 and |v2|^2 of each mode, with v2 = v - rate d and the gradient g of the second-order potential."""
+@on_blocks(["field", "field", "whole"], ("spectrum",) * 5)
+def _second_order_products(disp: Array, vel: Array, rate: Array, config: Config) -> tuple[Array, ...]:
+    """|g|^2, v2 g*, |v2|^2, d g*, |d|^2 of each mode; v2 = v - rate d, g: gradient of the second-order potential."""
     shape, norm = config.particle_shape, math.prod(config.particle_shape) ** -0.5
     k = fourier.wavevectors(shape, config, disp.dtype, odd=True)
     modes = partial(rfft_block, decomposition=config.decomposition)
@@ -336,4 +355,7 @@ def _second_order_products(disp: Array, vel: Array, rate: Array, config: Config)
     p2 = lpt_fields.second_order(lpt_fields.potential(x + y + z, config), config)
     g = jnp.stack([scaled_by_i(p2, norm * ki) for ki in k])
     v2 = jnp.stack([scaled(modes(vel[..., i]) - scaled(d[i], rate), norm) for i in range(3)])
-    return (v2 * g.conj()).real.sum(0), (jnp.abs(g) ** 2).sum(0), (jnp.abs(v2) ** 2).sum(0)
+    products = [(jnp.abs(g) ** 2).sum(0)]
+    for x in (v2, jnp.stack([scaled(di, norm) for di in d])):
+        products += [(x * g.conj()).real.sum(0), (jnp.abs(x) ** 2).sum(0)]
+    return tuple(products)
