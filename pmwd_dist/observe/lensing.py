@@ -44,7 +44,7 @@ def _check_masses(mass: Array) -> None:
     with eval_context():
         low, mean, scatter = (float(x) for x in (mass.min(), mass.mean(), mass.std()))
     if low < 0 and mean < 0.1 * scatter:
-        constraint = f"holds values from {low:.3g} on, with a mean of {mean:.3g}, and masses are not negative"
+        constraint = f"holds values from {low:.3g} on, and masses are not negative"
         raise ArgumentError("mass", mass, constraint, _ACCUMULATED, show_value=False)
 
 

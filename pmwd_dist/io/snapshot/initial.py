@@ -268,10 +268,7 @@ def compare_with_linear_growth(
 
 
 def _along_axes(sums: np.ndarray, seen: np.ndarray, rms: float) -> tuple[np.ndarray, float]:
-    """Slope of velocities over displacements along each axis, over the one along all, and its error by few waves.
-
-    `sums` are those of `_octave_sums`. Octaves count by their modes; the error for the rms density was measured.
-    """
+    """Slope of velocities over displacements along each axis, over the one along all, and its error by few modes."""
     dd, dv, modes = sums[:, 0], sums[:, 1], np.where(seen & (sums[:, 0] > _ROUNDING * sums[:, 0].sum()), sums[:, 4], 0)
     with np.errstate(invalid="ignore", divide="ignore"):
         slope = np.nan_to_num(dv / dd * (dd.sum(0) / dv.sum(0)), posinf=0, neginf=0)
@@ -282,8 +279,7 @@ def _along_axes(sums: np.ndarray, seen: np.ndarray, rms: float) -> tuple[np.ndar
 def _second_order(particles: Particles, a: float, table: GrowthTable, config: Config) -> np.ndarray:
     """Second order of velocities and of displacements over those of 2LPT, and their errors, (2, 2). Collective.
 
-    The errors are by rounding and few modes. The one of 2LPT's displacements is 1 to 3, since the gradient of the
-    potential, which comes from the displacements, holds their second order, too.
+    The one of 2LPT's displacements is 1 to 3: the potential, which comes from them, holds their second order, too.
     """
     growth, unit = table.at(a), a**2 * table.E(a)
     rate = unit * growth.dD1 / growth.D1
@@ -332,16 +328,12 @@ def _octave_sums(disp: Array, vel: Array, config: Config) -> Float[Array, "axes 
 
 
 def _second_order_sums(disp: Array, vel: Array, rate: Array, config: Config) -> Float[Array, "6 nx"]:
-    """Sums over planes of v2 g*, |g|^2 and |v2|^2 |g|^2, and of d g*, |g|^2 and |d|^2 |g|^2 with weights k^2 and k^4.
-
-    The weights are against the first order of d, which is much larger than the second one in long waves.
-    """
+    """Sums over planes of v2 g*, |g|^2 and |v2|^2 |g|^2; of d g*, |g|^2, |d|^2 |g|^2 with weights for short waves."""
     square, *pairs = _second_order_products(disp, vel, rate, config)
     k2, count = fourier.counted_modes(config.particle_shape, config, disp.dtype)
-    sums = list[Array]()
-    for weight, product, power in ((1, *pairs[:2]), (k2, *pairs[2:])):
-        sums += [weight * product, weight * square, weight**2 * power * square]
-    return jnp.stack([(count * x).sum((1, 2)) for x in sums])
+    terms = [(1, *pairs[:2]), (k2, *pairs[2:])]
+    sums = [count * x for w, product, power in terms for x in (w * product, w * square, w**2 * power * square)]
+    return jnp.stack([x.sum((1, 2)) for x in sums])
 
 
 @on_blocks(["field", "field", "whole"], ("spectrum",) * 5)

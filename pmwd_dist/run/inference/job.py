@@ -113,7 +113,6 @@ class _Watch:
         self._control.raise_if_stopped(f"{progress.share:.0%} through the tuning", "block")
 
     def _name(self, what: str) -> None:
-        """Name what runs from now on, where that takes a minute."""
         self.running.close()
         self.running.enter_context(self._log.naming(what, MINUTE))
 

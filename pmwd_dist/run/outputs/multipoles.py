@@ -105,9 +105,9 @@ def poles_table(
     units = {name: MPC3 for name in columns if name != "modes"} | {"k": PER_MPC}
     columns = {name: values[some] for name, values in columns.items()}
     if not np.isfinite(columns["P0"]).all():
-        moved, cosmo, axis = view.particles, view.simulation.cosmo, output.line_of_sight
+        moved, sight = view.particles, output.line_of_sight
         if not real_space:
-            moved = redshift_space(moved, cosmo, config, line_of_sight=axis, a=view.a)
+            moved = redshift_space(moved, view.simulation.cosmo, config, line_of_sight=sight, a=view.a)
         divided = np.flatnonzero(np.array(config.decomposition.pdims) > 1)
         cells = float(jnp.abs(moved.disp[..., divided]).max()) / min(config.cell_size)
         text = f"displacements of {cells:.2f} cells, and half a cell, exceed devices.halo = {config.halo}"
