@@ -240,31 +240,36 @@ def compare_with_linear_growth(
             why = f"its IDs follow no lattice: particles lie {spacings:.2g} spacings from their sites on average"
             remedy = "write IDs in the order of the lattice, from 0 or 1 on"
         raise ValueError(f"{text}{why}; {remedy}")
-    along, error = _along_axes(sums, seen, math.sqrt(variance[-1]))
-    if (apart := np.abs(along - 1).max() - error) > _DOUBTFUL:
-        factors = ", ".join(f"{x:.3g}" for x in along)
-        words = f"{path}: relative to displacements, its velocities along x, y and z are {factors} of their mean: "
-        if apart > _WRONG:
-            raise ValueError(f"{words}they must be 1; write all components in one unit, or set check_motion to false")
-        warn(f"{words}P(k) along the axes may be off by twice as much")
+    _compare_axes(*_along_axes(sums, seen, math.sqrt(variance[-1])), path, warn)
     bulk, rms = _mean_and_rms(particles.vel, config)
     if (speed := float(np.linalg.norm(bulk))) > _BULK * rms:
         shown, share = f"{speed * KM_S_PER_H0 / a:.3g} km/s", f"{100 * speed / rms:.3g} %"
         warn(f"{path}: its particles have a mean velocity of {shown}, {share} of the rms of their velocities")
     if difference[i] > _DOUBTFUL:
         warn(f"{text}P(k) may be off by as much")
-        return
-    (second, error), (own, own_error) = _second_order(particles, a, table, config)
+    else:
+        _compare_second_order(_second_order(particles, a, table, config), path, warn)
+
+
+def _compare_axes(along: np.ndarray, error: float, path: Path, warn: Callable[[str], None]) -> None:
+    if (apart := np.abs(along - 1).max() - error) > _DOUBTFUL:
+        factors = ", ".join(f"{x:.3g}" for x in along)
+        words = f"{path}: relative to displacements, its velocities along x, y and z are {factors} of their mean: "
+        if apart > _WRONG:
+            raise ValueError(f"{words}they must be 1; write all components in one unit, or set check_motion to false")
+        warn(f"{words}P(k) along the axes may be off by twice as much")
+
+
+def _compare_second_order(orders: np.ndarray, path: Path, warn: Callable[[str], None]) -> None:
+    """Warn of a second order of velocities or of displacements, with their errors, that is not 2LPT's."""
+    (second, error), (moved, of_moved) = orders
+    text = f"{path}: the second order of its velocities is {second:.2g} of that of 2LPT"
     if not _SECOND[0] - _ERRORS * error <= second <= _SECOND[1] + _ERRORS * error:
-        warn(
-            f"{path}: the second order of its velocities is {second:.2g} of that of 2LPT (2LPT has 1, Zel'dovich's "
-            "approximation 0): its factor or sign is another one, and P(k) may be off by several per cent"
-        )
-    elif second + _ERRORS * error < _SECOND_RATE and own > max(_SECOND_RATE, _OWN_ERRORS * own_error):
-        warn(
-            f"{path}: the second order of its velocities is {second:.2g} of that of 2LPT, and that of displacements is "
-            f"{own:.2g}: all orders seem to grow at the linear rate, and P(k) may be too low by several per cent"
-        )
+        remark = "(2LPT has 1, Zel'dovich's approximation 0): its factor or sign is another one"
+        warn(f"{text} {remark}, and P(k) may be off by several per cent")
+    elif second + _ERRORS * error < _SECOND_RATE and moved > max(_SECOND_RATE, _OWN_ERRORS * of_moved):
+        remark = f"and that of displacements is {moved:.2g}: all orders seem to grow at the linear rate"
+        warn(f"{text}, {remark}, and P(k) may be too low by several per cent")
 
 
 def _along_axes(sums: np.ndarray, seen: np.ndarray, rms: float) -> tuple[np.ndarray, float]:
