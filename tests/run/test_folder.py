@@ -225,6 +225,10 @@ def test_a_file_system_without_locks(run: SimulationJob, monkeypatch: pytest.Mon
     monkeypatch.setattr(fcntl, "flock", partial(fail, number=number))
     with hold_folder(run):
         pass
+    monkeypatch.setenv("HDF5_USE_FILE_LOCKING", "TRUE")
+    with pytest.raises(OSError, match="unset HDF5_USE_FILE_LOCKING") as caught, hold_folder(run):
+        pass
+    assert caught.value.filename == str(run.folder / LOCK)
 
 
 @pytest.mark.parametrize(

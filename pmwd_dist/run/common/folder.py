@@ -308,7 +308,8 @@ def folder_lock(folder: Path, name: str = LOCK, *, wait: bool = False) -> Genera
                 if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                     in_use = f"{folder}: {who} runs in this folder; wait for its end, or use another folder"
                     raise InUseError(in_use) from error
-                if error.errno not in _UNSUPPORTED:
+                locked = os.environ.get("HDF5_USE_FILE_LOCKING", "").upper() in ("TRUE", "1", "BEST_EFFORT")
+                if error.errno not in _UNSUPPORTED or locked:
                     raise
             os.ftruncate(file.fileno(), 0)
             os.pwrite(file.fileno(), f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
@@ -327,4 +328,6 @@ def _naming(path: Path) -> Generator[None]:
     except OSError as error:
         space = "free space there, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         remedy = f"{space}use a folder on another file system, one that locks files"
+        if error.errno in _UNSUPPORTED:
+            remedy = "unset HDF5_USE_FILE_LOCKING, by which HDF5 locks its files, too"
         raise OSError(error.errno, f"{os.strerror(error.errno or 0)}; {remedy}", str(path)) from error
