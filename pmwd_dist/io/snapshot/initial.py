@@ -71,11 +71,10 @@ def load_initial_conditions(
       path: a file in the format of Gadget or SWIFT, any of a set (name.0.hdf5), their common name, or a folder.
       cosmo: cosmology of the simulation.
       config: the simulation; its box, lattice and a_start must agree with the file.
-      check_motion: whether velocities must follow linear growth of the displacements on all scales: a difference
-        beyond 3 % is a warning, and beyond 10 % an error, where waves are nonlinear beyond what 3LPT differs by; so is
-        a difference between axes. A mean velocity beyond 10 % of the rms is a warning, and so is a second order
-        v - f d, with the linear rate f, that has another sign than 2LPT's, is far beyond it, or is missing where the
-        displacements have one.
+      check_motion: whether velocities must follow linear growth of the displacements on all scales and axes. A
+        difference beyond 3 % is a warning, and beyond 10 % an error, where waves are nonlinear beyond what 3LPT differs
+        by. A mean velocity beyond 10 % of the rms is a warning. So is a second order v - f d, with the linear rate f,
+        that has another sign than 2LPT's, is far beyond it, or is missing where the displacements have one.
 
     Raises:
       ValueError: the snapshot is damaged or incomplete; its box, lattice, scale factor, cosmology or mass are not those
