@@ -42,8 +42,8 @@ class InferenceJob(InferencePlan, Job):
         try:
             data = data_of(self, log)
             posterior = condition_on(self, data, log)
-            watch = _Watch(self, log, control)
             starts = starts_of(self, posterior, log)
+            watch = _Watch(self, log, control)
             log.begin("chains: compiling")
             with part("chains"), watch.running:
                 _sample(self, posterior, starts, watch)
