@@ -132,7 +132,7 @@ def expected_error(name: str, cosmo: Any, k: tuple[float, float]) -> float | Non
     w, curvature = _equation_of_state(cosmo), abs(float(cosmo.Omega_k))
     constant = bool((w == -1).all())
     # Dark energy of CAMB has perturbations, and wavelengths come near the radius of curvature.
-    if (k[0] < 0.009 and not (constant and curvature == 0)) or (k[0] < 0.1 and w.max() > -0.5):
+    if (k[0] < 0.009 and not (constant and curvature == 0)) or w.max() > (-0.5 if k[0] < 0.1 else -0.2):
         return None
     near = not constant or curvature > 0.1
     error = 0.5 if outside_table(cosmo, _BEST) or (k[0] < 0.03 and near) else 0.1

@@ -143,6 +143,8 @@ def test_cosmologies_of_less_accuracy_raise_a_warning(name: str, changes: Any, m
         ("boltzmann", {"wa": -0.5}, (0.01, 5.0), 0.5),
         ("boltzmann", {"w0": -0.8}, (0.05, 5.0), 0.1),
         ("boltzmann", {"w0": -0.3}, (0.05, 5.0), None),
+        ("boltzmann", {"w0": -0.3}, (0.15, 5.0), 0.1),
+        ("boltzmann", {"w0": -0.6, "wa": 0.5}, (0.15, 5.0), None),
         ("boltzmann", {"Omega_k": 0.05}, (1e-3, 5.0), None),
         ("boltzmann", {"Omega_k": 0.5}, (0.01, 5.0), 0.5),
         ("boltzmann", {"Omega_k": 0.05}, (0.01, 5.0), 0.1),
