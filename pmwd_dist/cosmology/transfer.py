@@ -139,7 +139,7 @@ def expected_error(name: str, cosmo: Any, k: tuple[float, float]) -> float | Non
     if (share := _neutrino_share(cosmo)) > 0:
         few, some = share <= 0.03, share <= 0.07
         error = (0.4 if few else 0.7) if k[0] >= 0.03 else 1.0 if few else 2.5 if some else 8.0
-    return max(error, 5.0 if k[1] > 30 else 1.0 if k[1] > 9 else 0.0)
+    return max(error, 8.0 if k[1] > 30 else 1.0 if k[1] > 9 else 0.0)
 
 
 def _equation_of_state(cosmo: Any) -> np.ndarray:

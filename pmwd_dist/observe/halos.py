@@ -101,6 +101,21 @@ class HaloCatalogue(Catalogue):
         about = {"redshift": self.about["z"], "particle_mass": self.about[PARTICLE_MASS]}
         return columns | about | {"Lbox": list(self.about["box_size [Mpc/h]"])}
 
+    def check_made_for(
+        self, config: Config | None, cosmo: Cosmology | GrowthTable | None = None, name: str = "halos"
+    ) -> None:
+        """Raise ArgumentError unless they are of this box and cosmology, if any."""
+        box = self.about["box_size [Mpc/h]"]
+        if config is not None and tuple(box) != config.box_size:
+            constraint = f"has a box of {tuple(box)} Mpc/h, and the config of {config.box_size}"
+            raise ArgumentError(name, self, constraint, "pass their config", show_value=False)
+        if cosmo is not None and "cosmology" in self.about:
+            own, other = json.loads(self.about["cosmology"]), parameters_of(cosmo)
+            for key in ("Omega_c", "Omega_b", "h", "Omega_k", "w0", "wa"):
+                if not math.isclose(own[key], value := float(getattr(other, key)), rel_tol=1e-5, abs_tol=1e-7):
+                    constraint = f"are of a universe with {key} = {own[key]:g}, and cosmo has {value:g}"
+                    raise ArgumentError(name, self, constraint, "pass their cosmology", show_value=False)
+
     def vectors(self, name: str) -> np.ndarray:
         """Three columns, whose names have an axis in the place of {}, as rows."""
         return np.stack([self.columns[name.format(axis)] for axis in "xyz"], axis=-1)
@@ -111,16 +126,7 @@ def check_halos(
 ) -> None:
     """Raise ArgumentError unless this is a HaloCatalogue, in the box and the cosmology of others if there are some."""
     check_type(halos, HaloCatalogue, name, "must be a HaloCatalogue", "call friends_of_friends")
-    box = halos.about["box_size [Mpc/h]"]
-    if config is not None and tuple(box) != config.box_size:
-        constraint = f"has a box of {tuple(box)} Mpc/h, and the config of {config.box_size}"
-        raise ArgumentError(name, halos, constraint, "pass their config", show_value=False)
-    if cosmo is not None and "cosmology" in halos.about:
-        own, other = json.loads(halos.about["cosmology"]), parameters_of(cosmo)
-        for key in ("Omega_c", "Omega_b", "Omega_k", "w0", "wa"):
-            if not math.isclose(own[key], value := float(getattr(other, key)), rel_tol=1e-5, abs_tol=1e-7):
-                constraint = f"are of a universe with {key} = {own[key]:g}, and cosmo has {value:g}"
-                raise ArgumentError(name, halos, constraint, "pass their cosmology", show_value=False)
+    halos.check_made_for(config, cosmo, name)
 
 
 @on_auto_axes

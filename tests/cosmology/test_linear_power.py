@@ -131,7 +131,7 @@ def test_cosmologies_of_less_accuracy_raise_a_warning(name: str, changes: Any, m
         ("boltzmann", {"n_eff": 4.0}, (1e-3, 5.0), 0.1),
         ("boltzmann", {"h": 0.6}, (1e-3, 5.0), 0.5),
         ("boltzmann", {}, (1e-3, 20.0), 1.0),
-        ("boltzmann", {}, (1e-3, 60.0), 5.0),
+        ("boltzmann", {}, (1e-3, 60.0), 8.0),
         ("boltzmann", {}, (1e-3, 300.0), None),
         ("boltzmann", {"h": 0.415}, (1e-3, 5.0), 0.5),
         ("boltzmann", {"m_nu": 0.3}, (1e-3, 5.0), 1.0),

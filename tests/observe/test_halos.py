@@ -187,6 +187,9 @@ def test_bad_arguments(clustered: pmd.Particles) -> None:
         "halos are of a universe with Omega_c = .*, and cosmo has 0.6; pass their cosmology": lambda: (
             observe.overdensity_masses(halos, particles, other, config)
         ),
+        "halos are of a universe with h = 0.68, and cosmo has 0.6; pass their cosmology": lambda: pmd.save_groups(
+            "absent/groups.hdf5", halos, problems.cosmology(h=0.6), config
+        ),
         "log_m1=1.*0 must be a finite number from 0 to 20; pass decimal logarithms": lambda: observe.HaloOccupation(
             log_m1=1e13
         ),

@@ -167,7 +167,7 @@ def save_groups(path: str | Path, halos: Any, cosmo: Any, config: Config) -> Non
       config: configuration of the simulation.
 
     Raises:
-      ValueError: the halos are not a HaloCatalogue, or of another box.
+      ValueError: the halos are not a HaloCatalogue, or of another box or cosmology.
       OSError: the file can't be written; it is absent then.
 
     Examples:
@@ -175,9 +175,7 @@ def save_groups(path: str | Path, halos: Any, cosmo: Any, config: Config) -> Non
     """
     if not hasattr(halos, "core"):
         raise ArgumentError("halos", halos, "must be a HaloCatalogue", "call friends_of_friends", show_value=False)
-    if tuple(box := halos.about["box_size [Mpc/h]"]) != config.box_size:
-        constraint = f"has a box of {tuple(box)} Mpc/h, and the config of {config.box_size}"
-        raise ArgumentError("halos", halos, constraint, "pass their config", show_value=False)
+    halos.check_made_for(config, cosmo)
     on_main(write_groups, Path(path), halos, cosmo, config)
 
 
