@@ -345,6 +345,16 @@ def test_waves_may_be_few(tmp_path: Path, single: pmd.Decomposition, last: int):
     pmd.load_initial_conditions(path, COSMO, config)
 
 
+@pytest.mark.parametrize("decomposition", [(1, 1), (2, 2)], ids=str, indirect=True)
+def test_another_amplitude_is_a_warning(tmp_path: Path, initial: pmd.Particles, decomposition: pmd.Decomposition):
+    path, config = write(tmp_path / "s.hdf5", initial, "gadget4", "IDs from 1"), make_config(decomposition)
+    found = find_initial_conditions(path, COSMO, config)
+    for factor, warned in ((1.0, False), (6.0, True)):
+        said = list[str]()
+        found.read(COSMO, config, said.append, lambda k, x=factor: x * np.asarray(pmd.linear_power(k, COSMO)))
+        assert ["its density has 0.1" in text and "times the linear P(k)" in text for text in said] == [True] * warned
+
+
 def test_a_bulk_velocity_is_a_warning(tmp_path: Path, initial: pmd.Particles):
     config = make_config((1, 1))
     rms = math.sqrt(np.mean(np.sum(np.asarray(initial.vel) ** 2, -1))) * 100 / A

@@ -57,6 +57,7 @@ _ERRORS = 3  # of it, by which it must lie outside
 _SECOND_RATE = 0.25  # largest second order of velocities, and least one of displacements, without a rate of its own
 _OWN_ERRORS = 6  # of the latter, each of which is 0.7 standard deviations: a mode and its conjugate count twice
 _BULK = 0.1  # largest mean velocity [rms of velocities]
+_AMPLITUDE, _SCATTER = 0.1, 4  # largest difference of P(k) of linear waves, and errors by few modes beside it
 
 
 def load_initial_conditions(
@@ -96,6 +97,9 @@ def load_initial_conditions(
     return found.read(cosmo, config, partial(warnings.warn, stacklevel=4))
 
 
+Power = Callable[[np.ndarray], np.ndarray]
+
+
 @dataclass(frozen=True)
 class InitialConditions:
     """Initial conditions in the files of a snapshot, whose headers fit the simulation."""
@@ -123,8 +127,10 @@ class InitialConditions:
             "Nyquist frequency; use a mesh twice as fine as the lattice, or shift the particles"
         )
 
-    def read(self, cosmo: Cosmology, config: Config, warn: Callable[[str], None]) -> Particles:
-        """The particles at `config.a_start`. Collective.
+    def read(
+        self, cosmo: Cosmology, config: Config, warn: Callable[[str], None], power: Power | None = None
+    ) -> Particles:
+        """The particles at `config.a_start`, whose density is compared with a linear P(k), if any. Collective.
 
         Raises ValueError if they have different masses or no lattice, or their velocities are far from linear growth.
         """
@@ -135,7 +141,7 @@ class InitialConditions:
             sites = find_sites(files, header, config)
         particles = read_particles(files, header, sites, config)
         if self.check_motion:
-            compare_with_linear_growth(particles, files[0], cosmo, config, warn)
+            compare_with_linear_growth(particles, files[0], cosmo, config, warn, power)
         return particles
 
 
@@ -203,7 +209,12 @@ def _check_masses(files: tuple[Path, ...], header: SnapshotHeader, Omega_cb: flo
 
 
 def compare_with_linear_growth(
-    particles: Particles, path: Path, cosmo: Cosmology, config: Config, warn: Callable[[str], None]
+    particles: Particles,
+    path: Path,
+    cosmo: Cosmology,
+    config: Config,
+    warn: Callable[[str], None],
+    power: Power | None = None,
 ) -> None:
     """Compare velocities with displacements in octaves of wavenumbers. Collective.
 
@@ -211,11 +222,12 @@ def compare_with_linear_growth(
     correlation coefficient r = 1. The difference is the larger one of |s - 1| and 1 - r, less the one of 3LPT where
     waves are nonlinear. A difference of 3 % is a warning, and 10 % raises ValueError, also of the mean slope along an
     axis from the one along all (`_along_axes`). A mean velocity of 10 % of the rms of velocities is a warning, and so
-    is a second order v - f d outside of `_SECOND`, or below `_SECOND_RATE` where displacements have more.
+    is a second order v - f d outside of `_SECOND`, or below `_SECOND_RATE` where displacements have more, or a density
+    of linear waves that is not the one of P(k) at a = 1 [(Mpc/h)^3] with k [h/Mpc].
     """
     run = jit(partial(_octave_sums, config=config), out_shardings=config.decomposition.replicated)
     sums = np.asarray(run(particles.disp, particles.vel), float).sum(-1)
-    dd, dv, vv, density2, _ = sums.sum(0)
+    dd, dv, vv, density2, modes = sums.sum(0)
     a, table = config.a_start, growth_table_to(config.lpt_order, cosmo)
     k = _nyquist(config) * 0.75 * 0.5 ** np.arange(_octaves(config).start, _octaves(config).stop)[::-1]
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -239,6 +251,10 @@ def compare_with_linear_growth(
             why = f"its IDs follow no lattice: particles lie {spacings:.2g} spacings from their sites on average"
             remedy = "write IDs in the order of the lattice, from 0 or 1 on"
         raise ValueError(f"{text}{why}; {remedy}")
+    if power is not None:
+        linear = seen & (variance <= _LINEAR**2)
+        ratio = density2 / math.prod(config.particle_shape) ** 2 / _expected_variance(power, table, config)
+        _compare_amplitude(np.where(linear, ratio, 1), modes / 3, k, path, warn)
     _compare_axes(*_along_axes(sums, seen, math.sqrt(variance[-1])), path, warn)
     bulk, rms = _mean_and_rms(particles.vel, config)
     if (speed := float(np.linalg.norm(bulk))) > _BULK * rms:
@@ -248,6 +264,32 @@ def compare_with_linear_growth(
         warn(f"{text}P(k) may be off by as much")
     else:
         _compare_second_order(_second_order(particles, a, table, config), path, warn)
+
+
+def _compare_amplitude(
+    ratio: np.ndarray, modes: np.ndarray, k: np.ndarray, path: Path, warn: Callable[[str], None]
+) -> None:
+    """Warn of octaves at wavenumbers k whose density has another power than it should have."""
+    far = np.abs(ratio - 1) > _AMPLITUDE + _SCATTER * np.sqrt(2 / np.maximum(modes, 1))
+    if far.any():
+        i = int(np.flatnonzero(far)[-1])
+        warn(
+            f"{path}: its density has {ratio[i]:.3g} times the linear P(k) of the run near k = {k[i]:.2g} h/Mpc; "
+            "sigma8 or another parameter differs, and linear theory beside the results is not theirs"
+        )
+
+
+def _expected_variance(power: Power, table: GrowthTable, config: Config) -> np.ndarray:
+    """Variance of the density of each octave by a linear P(k). Collective."""
+    longest, shortest = (
+        math.pi / max(config.box_size),
+        2 * math.pi * max(np.divide(config.particle_shape, config.box_size)),
+    )
+    k = np.geomspace(longest, shortest, 512)
+    growth = np.asarray(table.linear(jnp.asarray(k), config.a_start)[0])
+    logs = jnp.log(jnp.asarray(k)), jnp.log(jnp.asarray(power(k) * growth**2 / math.prod(config.box_size)))
+    run = jit(partial(_octave_power, config=config), out_shardings=config.decomposition.replicated)
+    return np.asarray(run(*logs), float).sum(-1)
 
 
 def _compare_axes(along: np.ndarray, error: float, path: Path, warn: Callable[[str], None]) -> None:
@@ -320,15 +362,26 @@ def _octave_sums(disp: Array, vel: Array, config: Config) -> Float[Array, "axes 
     Modes beyond the Nyquist frequency belong to the octave below it.
     """
     k2, count = fourier.counted_modes(config.particle_shape, config, disp.dtype)
-    halvings = -jnp.log2(jnp.sqrt(k2) / _nyquist(config)) + 1e-6  # infinite at k = 0
-    octaves = [jnp.maximum(jnp.floor(halvings), 0) == i for i in reversed(_octaves(config))]
-    sums = list[Array]()
+    octaves, sums = _octave_masks(k2, config), list[Array]()
     for axis in range(3):
         d, v = (prfft3d(x[..., axis], config.decomposition) for x in (disp, vel))
         dd, vv = jnp.abs(d) ** 2, jnp.abs(v) ** 2
         values = [count * x for x in (dd, (d * v.conj()).real, vv, k2 * dd, jnp.ones_like(dd))]
         sums.append(jnp.stack([jnp.stack([jnp.where(at, x, 0).sum((1, 2)) for at in octaves]) for x in values]))
     return jnp.stack(sums)
+
+
+def _octave_power(log_k: Array, log_power: Array, config: Config) -> Float[Array, "octaves nx"]:
+    """Sums over planes of P(k) of the modes in each octave, from a table."""
+    k2, count = fourier.counted_modes(config.particle_shape, config, log_k.dtype)
+    power = count * jnp.exp(jnp.interp(0.5 * jnp.log(jnp.maximum(k2, 1e-30)), log_k, log_power))
+    return jnp.stack([jnp.where(at, power, 0).sum((1, 2)) for at in _octave_masks(k2, config)])
+
+
+def _octave_masks(k2: Array, config: Config) -> list[Array]:
+    """Whether modes belong to each octave, the longest waves first."""
+    halvings = -jnp.log2(jnp.sqrt(k2) / _nyquist(config)) + 1e-6  # infinite at k = 0
+    return [jnp.maximum(jnp.floor(halvings), 0) == i for i in reversed(_octaves(config))]
 
 
 def _second_order_sums(disp: Array, vel: Array, rate: Array, config: Config) -> Float[Array, "6 nx"]:

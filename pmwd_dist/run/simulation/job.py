@@ -171,7 +171,7 @@ def _begin(plan: SimulationPlan, log: Log) -> Progress:
         particles = _particles_of_noise(simulation)
     else:
         with start_errors():
-            read = simulation.start.read(simulation.cosmo, config, log.warn)
+            read = simulation.start.read(simulation.cosmo, config, log.warn, simulation.linear_power)
         particles = host.exact_particles(read, config)
     particles = jax.block_until_ready(particles)
     a, seconds, peak = plan.times[0], time.perf_counter() - began, peak_memory()
