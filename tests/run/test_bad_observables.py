@@ -134,6 +134,11 @@ def test_masks_that_are_none_are_refused(tmp_path: Path):
         settings = read(file, [f"observe.galaxies.mask={name}", "devices.pdims=[1, 1]"])
         with pytest.raises(SettingsError, match=rf"observe.galaxies.mask = .*{name}.: {words}"):
             SimulationJob.of(settings, tmp_path / "out")
+    np.save(tmp_path / "faint.npy", np.full((16, 16, 16), 1e-12))
+    for key in ("mask='faint.npy'", "selection=[[0, 1e-300]]"):
+        settings = read(file, [f"observe.galaxies={{number_density=1e-3, {key}}}", "devices.pdims=[1, 1]"])
+        with pytest.raises(SettingsError, match=r"number_density = 0.001: expects \S+ galaxies in the box, and must"):
+            SimulationJob.of(settings, tmp_path / "out")
 
 
 def test_maps_beyond_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

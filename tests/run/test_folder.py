@@ -57,6 +57,19 @@ def test_processes_with_other_flags_or_equinox_are_warned_of(plan: SimulationJob
     ]
 
 
+def test_arrays_of_outputs_are_compared_between_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sent = list[str]()
+    monkeypatch.setattr(fingerprint, "exchange", lambda text: sent.append(text) or sent)
+    for i, share in enumerate((1.0, 0.5)):
+        np.save(tmp_path / "mask.npy", np.full((8, 8, 8), share))
+        plan = make(tmp_path / f"run{i}", "observe.galaxies.number_density=0.01", "observe.galaxies.mask='mask.npy'")
+        plan = replace(plan, folder=tmp_path)
+        if i == 0:
+            assert fingerprint.compare_processes(plan) == []
+    with pytest.raises(ValueError, match=r"^observe.galaxies.mask is \"sha256:\w+\" in process 1, and \"sha256:"):
+        fingerprint.compare_processes(plan)
+
+
 def names(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")} - {LOCK}
 

@@ -86,7 +86,8 @@ def compare_processes(job: Plan, **options: Any) -> list[str]:
 
     Differences that change no result by themselves are returned as warnings.
     """
-    own = {**job.settings.values(), **identity(job), **options, "folder": str(job.folder.absolute())}
+    arrays = {key: _digest(x) for key, x in job.data.items()}
+    own = {**job.settings.values(), **identity(job), **arrays, **options, "folder": str(job.folder.absolute())}
     own |= {f"the version of {name}": text for name, text in versions().items()}
     own["devices.backend"] = job.simulation.config.decomposition.backend.name  # of the environment, where it is "auto"
     free = {"XLA_FLAGS": os.environ.get("XLA_FLAGS", ""), "the version of equinox": version("equinox")}

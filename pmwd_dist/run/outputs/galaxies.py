@@ -162,9 +162,13 @@ class Galaxies(TableOutput):
             if not (values.min() >= 0 and 0 < values.max() <= 1):
                 return [f"{_MASK} = {toml_value(self.mask)}: must hold shares from 0 to 1, and some above 0"]
         shares = self.shares_seen(simulation.config, arrays)
-        if shares is None or shares.max() > 0:
+        if shares is not None and not shares.max() > 0:
+            return ["observe.galaxies.selection: nothing is left of it in the box, times the mask; change one"]
+        if self.number_density is None:
             return []
-        return ["observe.galaxies.selection: nothing is left of it in the box, times the mask; change one"]
+        number = self.number_density * math.prod(simulation.config.box_size) * (1 if shares is None else shares.mean())
+        few = f"expects {number:.3g} galaxies in the box, and must expect 1 or more"
+        return [f"observe.galaxies.number_density = {self.number_density:g}: {few}"] if number < 1 else []
 
     def warnings(self, simulation: SimulationSetup) -> list[str]:
         """Also of galaxies without a bias of f_nl, and of forces of a coarse mesh, which change the linear bias."""
