@@ -284,6 +284,10 @@ def test_keys_that_do_not_fit_the_simulation_are_refused(tmp_path: Path, overrid
         SimulationJob.of(read(file, ["output.redshifts=[1, 0]", override]), tmp_path / "out")
 
 
+def test_halos_of_a_small_box_repeat_it_on_a_light_cone_alone(tmp_path: Path):
+    make(tmp_path / "run", "box.size=5", "observe.halos={}")
+
+
 def test_redshifts_after_today_keep_their_sign():
     nothing: Any = None
     views = [View(*[nothing] * 4, a=a, z=0.0, data={}, density=None) for a in (1 / 0.8, 1 + 1e-7)]

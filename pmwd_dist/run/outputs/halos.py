@@ -77,8 +77,10 @@ class Halos(TableOutput):
             yield f"observe.halos.linking_length = {self.linking_length}: {limit}; use more box.particles"
 
     def input_problems(self, arrays: Arrays, simulation: SimulationSetup) -> list[str]:
+        if self.light_cone is None:
+            return []
         try:
-            check_reach(self.light_cone or 0.0, simulation.cosmo, simulation.config, self.observer)
+            check_reach(self.light_cone, simulation.cosmo, simulation.config, self.observer)
         except ArgumentError as error:
             key = "observer" if error.argument == "observer" else f"light_cone = {self.light_cone}"
             return [f"observe.halos.{key}: {error.reason}"]
