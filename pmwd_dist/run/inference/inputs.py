@@ -25,7 +25,7 @@ from pmwd_dist.pm.noise import GAUSSIAN, noise_of
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.fingerprint import identity
-from pmwd_dist.run.common.folder import Log, start_errors
+from pmwd_dist.run.common.folder import MINUTE, Log, start_errors
 from pmwd_dist.run.inference.plan import DATA, START, TUNING, InferencePlan, truth_of
 
 _REMAKE = "remove it, and the same is made again"
@@ -77,7 +77,8 @@ def _kept(plan: InferencePlan, name: str, make: Callable[[], Arrays], shapes: Sh
     if not from_main(path.exists()):
         log.begin(what)
         began = time.perf_counter()
-        arrays = make()
+        with log.naming(what, MINUTE):
+            arrays = make()
         on_main(manifest.claim, plan.folder, [name])
         on_main(write_arrays, path, arrays, about)
         log.stage(what, time.perf_counter() - began)

@@ -48,9 +48,10 @@ class InferenceJob(InferencePlan, Job):
             with part("chains"), watch.running:
                 _sample(self, posterior, starts, watch)
             log.begin("verdict")
-            with start_errors():
-                chain = load_chain(self.folder)
-            verdict = make_verdict(self, posterior, chain, data, log)
+            with log.naming("verdict", MINUTE):
+                with start_errors():
+                    chain = load_chain(self.folder)
+                verdict = make_verdict(self, posterior, chain, data, log)
             log("verdict", "\n".join([*verdict.table, f"wrote {', '.join(verdict.files)}"]), **verdict._asdict())
         except ArrayFileError as error:
             raise StartError(str(error)) from error
