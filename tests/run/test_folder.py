@@ -57,6 +57,14 @@ def test_processes_with_other_flags_or_equinox_are_warned_of(plan: SimulationJob
     ]
 
 
+def test_processes_with_other_options_of_jax_are_refused(plan: SimulationJob, monkeypatch: pytest.MonkeyPatch):
+    name = "the option jax_use_shardy_partitioner"
+    other = f'{name}": "True', f'{name}": "False'
+    monkeypatch.setattr(fingerprint, "exchange", lambda text: [text, text.replace(*other)])
+    with pytest.raises(ValueError, match=f'^{name} is "False" in process 1, and "True" in process 0; start all proc'):
+        fingerprint.compare_processes(plan)
+
+
 def test_arrays_of_outputs_are_compared_between_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     sent = list[str]()
     monkeypatch.setattr(fingerprint, "exchange", lambda text: sent.append(text) or sent)

@@ -9,6 +9,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -25,6 +26,8 @@ _PACKAGES = ("pmwd-dist", "jax", "jaxlib", "diffrax", "jax-cosmo", "numpy", "h5p
 # Devices change only rounding.
 _OBSERVED = tuple(f"observe.{name}" for name, output in SECTIONS.items() if output.free)
 _FREE = ("devices", "sampler.chain_devices", "output", "checks", "sampler.steps", *_OBSERVED)
+# Parts of the names of options of JAX that processes may have otherwise.
+_LOCAL = ("visible_devices", "num_cpu_devices", "cache", "log", "dump", "traceback", "address", "timeout", "debug_")
 _REMEDIES = {
     "version": "install that version of pmwd-dist, or start a new run",
     "precision": "set JAX_ENABLE_X64 as it was, or start a new run",
@@ -89,6 +92,7 @@ def compare_processes(job: Plan, **options: Any) -> list[str]:
     arrays = {key: _digest(x) for key, x in job.data.items()}
     own = {**job.settings.values(), **identity(job), **arrays, **options, "folder": str(job.folder.absolute())}
     own |= {f"the version of {name}": text for name, text in versions().items()}
+    own |= {f"the option {name}": str(x) for name, x in jax.config.values.items() if not any(w in name for w in _LOCAL)}
     own["devices.backend"] = job.simulation.config.decomposition.backend.name  # of the environment, where it is "auto"
     free = {"XLA_FLAGS": os.environ.get("XLA_FLAGS", ""), "the version of equinox": version("equinox")}
     (first, alike), *pairs = map(json.loads, exchange(json.dumps([own, free])))
