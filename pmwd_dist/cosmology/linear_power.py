@@ -48,7 +48,8 @@ def linear_power(k: ArrayLike, cosmo: Cosmology | GrowthTable, transfer: str = D
         (`Cosmology`), or is far from the parameters of the transfer function.
 
     Warns:
-      UserWarning: parameters for which the transfer function was not compared with CAMB, or is off by more than 0.1 %.
+      UserWarning: parameters for which the transfer function was not compared with CAMB, or masses with an n_eff for
+        which the default of CAMB differs.
 
     Examples:
       >>> k = jnp.geomspace(1e-3, 10.0, 200)

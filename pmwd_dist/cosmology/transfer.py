@@ -90,18 +90,15 @@ def transfer_warnings(name: str, cosmo: Any) -> list[str]:
 
 
 def accuracy_warnings(name: str, cosmo: Any) -> list[str]:
-    """Warnings as of `transfer_warnings`, or about edges of the table, or the temperature of massive neutrinos."""
+    """Warnings as of `transfer_warnings`, or about the temperature of massive neutrinos."""
     found, n_eff = transfer_warnings(name, cosmo), _table_parameters(cosmo)["n_eff"]
-    if found or name != "boltzmann":
+    share = _neutrino_share(cosmo)
+    if found or name != "boltzmann" or share == 0 or n_eff <= 3.1:
         return found
-    if (share := _neutrino_share(cosmo)) > 0:
-        # The default of CAMB has massive neutrinos of the standard temperature, and massless ones beyond n_eff = 3.044.
-        change = math.ceil(250 * share * (n_eff - N_TABLE))
-        text = f"n_eff = {n_eff:.3g} with m_nu: P(k) follows CAMB with standard_neutrino_neff = n_eff"
-        return [f"{text}, and differs from its default by up to {change} %"] if n_eff > 3.1 else []
-    limit = "where P(k) is within 0.1 % of CAMB; here it is within 0.5 %"
-    edges = outside_table(cosmo, _BEST)
-    return [f"{parameter} = {value:.3g} is outside of {ends}, {limit}" for parameter, value, ends in edges]
+    # The default of CAMB has massive neutrinos of the standard temperature, and massless ones beyond n_eff = 3.044.
+    change = math.ceil(250 * share * (n_eff - N_TABLE))
+    text = f"n_eff = {n_eff:.3g} with m_nu: P(k) follows CAMB with standard_neutrino_neff = n_eff"
+    return [f"{text}, and differs from its default by up to {change} %"]
 
 
 def _table_parameters(cosmo: Any) -> dict[str, float]:

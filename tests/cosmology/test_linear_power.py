@@ -108,12 +108,7 @@ def test_cosmologies_far_from_the_tables_are_refused(name: str, changes: dict[st
     [
         ("boltzmann", {"Omega_c": 0.95}, r"Omega_m h\^2 = 0.462 is outside of 0.05 to 0.35, .* not compared with CAMB"),
         ("boltzmann", {"n_eff": 4.5}, "n_eff = 4.5 is outside of 2.5 to 4"),
-        ("boltzmann", {"h": 0.42}, r"Omega_m h\^2 = 0.0547 is outside of 0.13 to 0.35, .* within 0.1 %.* within 0.5 %"),
-        (
-            "boltzmann",
-            {"Omega_c": 0.204, "Omega_b": 0.096},
-            "Omega_b / Omega_m = 0.32 is outside of 0.04 to 0.25, where",
-        ),
+        ("boltzmann", {"Omega_c": 0.2, "Omega_b": 0.1}, "Omega_b / Omega_m = 0.333 is outside of 0.04 to 0.32, the"),
         ("boltzmann", {"n_eff": 3.9, "m_nu": 0.3}, r"n_eff = 3.9 with m_nu: P\(k\) .* its default by up to 6 %$"),
         ("eisenstein-hu", {"n_eff": 4.0}, 'n_eff = 4 is outside of 2.9 to 3.1, the range of linear_power = "eisenst'),
     ],

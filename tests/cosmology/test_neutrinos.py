@@ -87,7 +87,6 @@ def test_neutrinos_are_a_part_of_a_cosmology_of_any_kind() -> None:
         pmd.with_neutrinos(planck, m_nu=np.full(3, 0.02))
 
 
-@pytest.mark.filterwarnings("ignore:Omega_m h.2 = .* is outside of 0.13 to 0.35")
 @pytest.mark.filterwarnings("ignore:n_eff = .* with m_nu")
 @pytest.mark.parametrize("number", range(len(UNIVERSES["universes"])))
 def test_power_and_amplitude_of_radiation_and_masses_are_camb_s(number: int) -> None:
