@@ -281,7 +281,11 @@ def _coloured_jvp(config: Config, transfer: str, primals: Any, tangents: Any) ->
 
 
 def _log_power(cosmo: Parameters, config: Config, transfer: str) -> Array:
-    power = linear.linear_power(power_nodes(config), cosmo, transfer)
+    return _finite_log(linear.linear_power(power_nodes(config), cosmo, transfer))
+
+
+@jit
+def _finite_log(power: Array) -> Array:
     return jnp.log(jnp.maximum(power, jnp.finfo(power.dtype).tiny))  # sigma8 may be 0
 
 
