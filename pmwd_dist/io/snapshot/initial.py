@@ -221,9 +221,9 @@ def compare_with_linear_growth(
     Linear growth has the slope s = 1 of velocities over displacements, <v d*> / <d d*> relative to its rate f, and the
     correlation coefficient r = 1. The difference is the larger one of |s - 1| and 1 - r, less the one of 3LPT where
     waves are nonlinear. A difference of 3 % is a warning, and 10 % raises ValueError, also of the mean slope along an
-    axis from the one along all (`_along_axes`). A mean velocity of 10 % of the rms of velocities is a warning, and so
-    is a second order v - f d outside of `_SECOND`, or below `_SECOND_RATE` where displacements have more, or a density
-    of linear waves that is not the one of P(k) at a = 1 [(Mpc/h)^3] with k [h/Mpc].
+    axis from the one along all (`_along_axes`). A mean velocity of 10 % of the rms of velocities is a warning.
+    So is a second order v - f d outside of `_SECOND`, or below `_SECOND_RATE` where displacements have more, and a
+    density of linear waves that is far from P(k) at a = 1 [(Mpc/h)^3], of k [h/Mpc].
     """
     run = jit(partial(_octave_sums, config=config), out_shardings=config.decomposition.replicated)
     sums = np.asarray(run(particles.disp, particles.vel), float).sum(-1)
