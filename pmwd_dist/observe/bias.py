@@ -20,7 +20,7 @@ from pmwd_dist._jax.arrays import as_array
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import Cosmology
-from pmwd_dist.observe.filters import waveless
+from pmwd_dist.observe.filters import filter_warning
 from pmwd_dist.parallel.decomposition import on_blocks
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import irfft_block, sequence_after
@@ -117,7 +117,7 @@ def bias_weights(
     dtype = jnp.finfo(modes.dtype).dtype  # real
     at = inputs.scale_factor(config.a_stop if a is None else a)
     radius = checked_smoothing(smoothing, bias)
-    if text := waveless("smoothing", radius, config):
+    if text := filter_warning("smoothing", radius, config):
         warnings.warn(text, stacklevel=3)
     names = [field.name for field in fields(bias) if not _is_zero(getattr(bias, field.name))]
     used = tuple(name for name in names if name not in _PRIMORDIAL or not _is_zero(f_nl))

@@ -43,12 +43,12 @@ def smoothed(field: Real[Array, "nx ny nz"], config: Config, radius: ArrayLike) 
     """
     field = inputs.mesh_field(field, config)
     check_number(radius, "radius", 0, 1e6, unit="Mpc/h")
-    if not isinstance(radius, Tracer) and (text := waveless("radius", float(np.asarray(radius)), config)):
+    if not isinstance(radius, Tracer) and (text := filter_warning("radius", float(np.asarray(radius)), config)):
         warnings.warn(text, stacklevel=3)
     return _smoothed(field, jnp.asarray(radius, field.dtype), config)
 
 
-def waveless(name: str, radius: float, config: Config) -> str | None:
+def filter_warning(name: str, radius: float, config: Config) -> str | None:
     """Warning of a Gaussian filter whose radius [Mpc/h] is more than half the box."""
     side = max(config.box_size)
     return f"{name} = {radius:g}: this filter leaves no wave of a box of {side:g} Mpc/h" if radius > side / 2 else None

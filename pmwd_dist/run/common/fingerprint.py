@@ -27,7 +27,7 @@ _PACKAGES = ("pmwd-dist", "jax", "jaxlib", "diffrax", "jax-cosmo", "numpy", "h5p
 _OBSERVED = tuple(f"observe.{name}" for name, output in SECTIONS.items() if output.free)
 _FREE = ("devices", "sampler.chain_devices", "output", "checks", "sampler.steps", *_OBSERVED)
 # Parts of the names of options of JAX that processes may have otherwise.
-_LOCAL = ("visible_devices", "num_cpu_devices", "cache", "log", "dump", "traceback", "address", "timeout", "debug_")
+_LOCAL = ("visible_devices", "num_cpu_devices", "cache", "log", "dump", "traceback", "address", "timeout")
 _REMEDIES = {
     "version": "install that version of pmwd-dist, or start a new run",
     "precision": "set JAX_ENABLE_X64 as it was, or start a new run",
@@ -89,8 +89,9 @@ def compare_processes(job: Plan, **options: Any) -> list[str]:
 
     Differences that change no result by themselves are returned as warnings.
     """
-    arrays = {key: _digest(x) for key, x in job.data.items()}
-    own = {**job.settings.values(), **identity(job), **arrays, **options, "folder": str(job.folder.absolute())}
+    kept = identity(job)
+    arrays = {key: _digest(x) for key, x in job.data.items() if key not in kept}
+    own = {**job.settings.values(), **kept, **arrays, **options, "folder": str(job.folder.absolute())}
     own |= {f"the version of {name}": text for name, text in versions().items()}
     own |= {f"the option {name}": str(x) for name, x in jax.config.values.items() if not any(w in name for w in _LOCAL)}
     own["devices.backend"] = job.simulation.config.decomposition.backend.name  # of the environment, where it is "auto"

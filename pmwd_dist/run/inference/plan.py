@@ -25,7 +25,7 @@ from pmwd_dist.infer.likelihoods import data_warning, shown, template_warnings
 from pmwd_dist.infer.model import unlikely_cosmology
 from pmwd_dist.infer.tuning.saved import kind_of
 from pmwd_dist.infer.tuning.schedule import block_length
-from pmwd_dist.observe.filters import waveless
+from pmwd_dist.observe.filters import filter_warning
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.parallel.distributed import exchange, is_main, to_host
 from pmwd_dist.run.common import resources
@@ -147,7 +147,7 @@ class InferencePlan(Plan):
                 coarse = convergence_warning(self.simulation, self.settings.model.gravity, compared)
                 remedy = ", or a smaller likelihood.k_max" if isinstance(self.model.likelihood, infer.Gaussian) else ""
                 warnings.append(coarse and coarse + remedy)
-        warnings.append(waveless("model.smoothing", self.settings.model.smoothing or 0.0, self.simulation.config))
+        warnings.append(filter_warning("model.smoothing", self.settings.model.smoothing or 0.0, self.simulation.config))
         warnings += self.simulation.cosmology_warnings()
         warnings += _of_priors(self)
         warnings += template_warnings(to_host(self.model.likelihood), self.model.priors)

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from pmwd_dist.config import Config
-from pmwd_dist.observe.filters import waveless
+from pmwd_dist.observe.filters import filter_warning
 from pmwd_dist.observe.galaxy_cone import ConeGalaxies
 from pmwd_dist.pm.modes import linear_modes
 from pmwd_dist.pm.noise import noise_of
@@ -129,7 +129,7 @@ class Output(Section):
     def warnings(self, simulation: SimulationSetup) -> list[str]:
         """Warnings before the run: by default of a filter that leaves no wave of the box."""
         radius = getattr(self, "smoothing", None) or 0.0
-        text = waveless(f"observe.{self.name}.smoothing", radius, simulation.config)
+        text = filter_warning(f"observe.{self.name}.smoothing", radius, simulation.config)
         return [text] if text else []
 
     def description(self, simulation: SimulationSetup) -> str:
