@@ -15,7 +15,7 @@ import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist.io.snapshot import content
-from pmwd_dist.io.snapshot.header import named_background
+from pmwd_dist.io.snapshot.header import named_cosmology
 
 
 @pytest.fixture(scope="module", params=fuzz.KINDS)
@@ -151,7 +151,7 @@ def test_a_text_for_w_is_named(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.hdf5", "w") as file:
         file.create_group("Cosmology").attrs["w_0"] = "text"
     with pytest.raises(ValueError, match="x.hdf5: has an attribute Cosmology:w_0 that is no number"):
-        named_background(tmp_path / "x.hdf5")
+        named_cosmology(tmp_path / "x.hdf5")
 
 
 def test_a_lock_that_the_environment_asks_for_is_named(gadget: Path, monkeypatch: pytest.MonkeyPatch) -> None:

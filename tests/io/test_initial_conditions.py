@@ -148,6 +148,20 @@ def test_our_own_snapshots_at_any_time(tmp_path: Path, initial: pmd.Particles, s
     np.testing.assert_allclose(found.disp, disp, atol=1e-12)
 
 
+def test_baryons_and_neutrinos_that_a_file_names(tmp_path: Path, initial: pmd.Particles):
+    config, cosmo = make_config((1, 1)), pmd.with_neutrinos(COSMO, m_nu=None)
+    path = pmd.save_snapshot(tmp_path / "s.hdf5", initial, cosmo, config, A, format="swift")
+    pmd.load_initial_conditions(path, cosmo, config)
+    fewer: Any = SimpleNamespace(**vars(cosmo) | {"Omega_b": 0.045, "Omega_c": cosmo.Omega_c + 0.005})
+    with pytest.raises(ValueError, match=r"cosmo.Omega_b=0.045 is not that of the snapshot, 0.05; use the same"):
+        pmd.load_initial_conditions(path, fewer, config)
+    with pytest.raises(ValueError, match=r"cosmo.n_eff=3.5 is not that of the snapshot, 3.044; use the same"):
+        pmd.load_initial_conditions(path, pmd.with_neutrinos(COSMO, m_nu=None, n_eff=3.5), config)
+    with h5py.File(path, "a") as file:  # as simulations of dark matter alone name them
+        file["Cosmology"].attrs.update({"Omega_b": 0.0, "N_eff": 0.0})
+    pmd.load_initial_conditions(path, fewer, config)
+
+
 def test_units_are_those_with_the_box_where_a_file_names_none(tmp_path: Path, initial: pmd.Particles):
     path = write(tmp_path / "s.hdf5", initial, "gadget2", "IDs from 0")
     with h5py.File(path, "a") as file:  # as monofonIC does: Mpc/h
@@ -362,6 +376,14 @@ def test_a_bulk_velocity_is_a_warning(tmp_path: Path, initial: pmd.Particles):
     path = pmd.save_snapshot(tmp_path / "s.hdf5", moving, COSMO, config, A)
     with pytest.warns(UserWarning, match=f"a mean velocity of 500 km/s, {100 * 500 / rms:.3g} % of the rms of their"):
         pmd.load_initial_conditions(path, COSMO, config)
+
+
+def test_particles_at_rest_are_a_warning(tmp_path: Path, initial: pmd.Particles):
+    disp, vel = (np.array(x) for x in (initial.disp, initial.vel))
+    disp[0, :4] = vel[0, :4] = 0
+    path = pmd.save_snapshot(tmp_path / "s.hdf5", pmd.Particles(disp, vel), COSMO, make_config((1, 1)), A)
+    with pytest.warns(UserWarning, match="6.25 % of its particles are at rest: P"):
+        pmd.load_initial_conditions(path, COSMO, make_config((1, 1)))
 
 
 def test_ids_of_no_lattice_are_named(tmp_path: Path, initial: pmd.Particles, monkeypatch: pytest.MonkeyPatch):

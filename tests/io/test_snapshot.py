@@ -21,7 +21,7 @@ import pmwd_dist as pmd
 from pmwd_dist.cosmology.expansion import background, expansion
 from pmwd_dist.cosmology.parameters import parameters
 from pmwd_dist.io.snapshot import writer
-from pmwd_dist.io.snapshot.header import named_background, read_header
+from pmwd_dist.io.snapshot.header import named_cosmology, read_header
 from pmwd_dist.io.snapshot.reader import load_snapshot
 from pmwd_dist.io.snapshot.writer import save_snapshot
 from pmwd_dist.run.common.data_files import read_array
@@ -298,7 +298,7 @@ def test_swiftsimio_has_the_same_expansion(tmp_path: Path, cosmo, single, radiat
     total = sum(raw[f"Omega_{name}"] for name in ("m", "nu_0", "r", "k", "lambda"))
     assert total == pytest.approx(1, abs=1e-6)
     assert read_header([path]).Omega_m == pytest.approx(float(own.Omega_m))
-    assert named_background(path)["Omega_m"] == pytest.approx(float(own.Omega_m))
+    assert named_cosmology(path)["Omega_m"] == pytest.approx(float(own.Omega_m))
 
 
 def test_files_are_opened_without_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cosmo, single):

@@ -29,6 +29,7 @@ _OMEGA_M = ("Header:Omega0", "Header:Omega_Matter", "Parameters:Omega0", "Cosmol
 _OMEGA_B = ("Header:OmegaBaryon", "Header:Omega_Baryon", "Parameters:OmegaBaryon", "Cosmology:Omega_b")
 _OMEGA_LAMBDA = ("Header:OmegaLambda", "Header:Omega_Lambda", "Parameters:OmegaLambda")
 _BACKGROUND = {"Omega_k": ("Cosmology:Omega_k",), "h": _H, "w0": ("Cosmology:w_0",), "wa": ("Cosmology:w_a",)}
+_CONTENTS = {"Omega_b": _OMEGA_B, "n_eff": ("Cosmology:N_eff",)}  # codes write 0 where they need none
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,8 @@ def read_header(files: Sequence[Path], length_unit: str | None = None, h: float 
     return header
 
 
-def named_background(path: Path) -> dict[str, float]:
-    """Parameters of the expansion that a file names: Omega_m, h, Omega_k, and w0 and wa but for NaN of a table of w.
+def named_cosmology(path: Path) -> dict[str, float]:
+    """Parameters that a file names: Omega_m, h, Omega_k, Omega_b, n_eff, and w0 and wa but for NaN of a table of w.
 
     Where a file names Omega_m and Omega_lambda, their sum gives the curvature, up to radiation.
     """
@@ -98,6 +99,7 @@ def named_background(path: Path) -> dict[str, float]:
         dark = _first(file, _OMEGA_LAMBDA, -1e3, 1e3)
         if math.isnan(found["Omega_k"]) and dark > 0:
             found["Omega_k"] = 1 - found["Omega_m"] - dark
+        found |= {name: _first(file, x, 0.0, 1e3) or math.nan for name, x in _CONTENTS.items()}
     return {name: value for name, value in found.items() if not math.isnan(value)}
 
 

@@ -23,7 +23,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, growth_table_to
 from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY, Cosmology, parameters
 from pmwd_dist.io.snapshot.base import KM_S_PER_H0
-from pmwd_dist.io.snapshot.header import SnapshotHeader, named_background, read_header, snapshot_files
+from pmwd_dist.io.snapshot.header import SnapshotHeader, named_cosmology, read_header, snapshot_files
 from pmwd_dist.io.snapshot.particles import (
     MASSES,
     POSITIONS,
@@ -74,8 +74,9 @@ def load_initial_conditions(
       config: the simulation; its box, lattice and a_start must agree with the file.
       check_motion: whether velocities must follow linear growth of the displacements on all scales and axes. A
         difference beyond 3 % is a warning, and beyond 10 % an error, where waves are nonlinear beyond what 3LPT differs
-        by. A mean velocity beyond 10 % of the rms is a warning. So is a second order v - f d, with the linear rate f,
-        that has another sign than 2LPT's, is far beyond it, or is missing where the displacements have one.
+        by. A mean velocity beyond 10 % of the rms is a warning, as are 3 % of particles at rest. So is a second order
+        v - f d, with the linear rate f, that has another sign than 2LPT's, is far beyond it, or is missing where the
+        displacements have one.
 
     Raises:
       ValueError: the snapshot is damaged or incomplete; its box, lattice, scale factor, cosmology or mass are not those
@@ -162,10 +163,12 @@ def find_initial_conditions(
     if not math.isclose(header.a, config.a_start, rel_tol=_TIME):
         constraint, remedy = f"is not the scale factor of the snapshot, {header.a:.8g}", f"set it to {header.a:.8g}"
         raise ArgumentError("a_start", config.a_start, constraint, remedy)
-    named = named_background(files[0])
+    named = named_cosmology(files[0])
     if own.w_table is not None and "w0" in named:
         constraint, remedy = "can't be compared with w_0 and w_a of the snapshot", "use a snapshot that names no w"
         raise ArgumentError("cosmo.w_table", own.w_table, constraint, remedy, show_value=False)
+    if own.n_eff is None:
+        named.pop("n_eff", None)
     for name, value in named.items():
         apart = _CURVATURE if name == "Omega_k" else 1e-4
         if not math.isclose(ours := float(getattr(own, name)), value, rel_tol=_PARAMETER, abs_tol=apart):
@@ -221,9 +224,9 @@ def compare_with_linear_growth(
     Linear growth has the slope s = 1 of velocities over displacements, <v d*> / <d d*> relative to its rate f, and the
     correlation coefficient r = 1. The difference is the larger one of |s - 1| and 1 - r, less the one of 3LPT where
     waves are nonlinear. A difference of 3 % is a warning, and 10 % raises ValueError, also of the mean slope along an
-    axis from the one along all (`_along_axes`). A mean velocity of 10 % of the rms of velocities is a warning.
-    So is a second order v - f d outside of `_SECOND`, or below `_SECOND_RATE` where displacements have more, and a
-    density of linear waves that is far from P(k) at a = 1 [(Mpc/h)^3], of k [h/Mpc].
+    axis from the one along all (`_along_axes`). A mean velocity of 10 % of the rms of velocities is a warning, and so
+    are 3 % of particles at rest, a second order v - f d outside of `_SECOND`, or below `_SECOND_RATE` where
+    displacements have more, and a density of linear waves that is far from P(k) at a = 1 [(Mpc/h)^3], of k [h/Mpc].
     """
     run = jit(partial(_octave_sums, config=config), out_shardings=config.decomposition.replicated)
     sums = np.asarray(run(particles.disp, particles.vel), float).sum(-1)
@@ -243,7 +246,7 @@ def compare_with_linear_growth(
         f"{r[i]:.3f} with the displacements, near k = {k[i]:.2g} h/Mpc: "
     )
     if not difference[i] < _WRONG:
-        shift, _ = _mean_and_rms(particles.disp, config)
+        shift, *_ = _moments(particles.disp, config)
         spacings = float(np.abs(shift * config.particle_shape / config.box_size).max())
         why = "their unit is another one, or displacements and velocities are of different times or particles"
         remedy = "name the unit in the file, or set check_motion to false"
@@ -256,7 +259,9 @@ def compare_with_linear_growth(
         ratio = density2 / math.prod(config.particle_shape) ** 2 / _expected_variance(power, table, config)
         _compare_amplitude(np.where(linear, ratio, 1), modes / 3, k, path, warn)
     _compare_axes(*_along_axes(sums, seen, math.sqrt(variance[-1])), path, warn)
-    bulk, rms = _mean_and_rms(particles.vel, config)
+    bulk, rms, resting = _moments(particles.vel, config)
+    if resting > _DOUBTFUL:
+        warn(f"{path}: {100 * resting:.3g} % of its particles are at rest: P(k) may be too low by twice as much")
     if (speed := float(np.linalg.norm(bulk))) > _BULK * rms:
         shown, share = f"{speed * KM_S_PER_H0 / a:.3g} km/s", f"{100 * speed / rms:.3g} %"
         warn(f"{path}: its particles have a mean velocity of {shown}, {share} of the rms of their velocities")
@@ -338,11 +343,12 @@ def _second_order(particles: Particles, a: float, table: GrowthTable, config: Co
     return np.stack([products / factors, np.sqrt(variances) / np.abs(factors)], -1)
 
 
-def _mean_and_rms(x: Array, config: Config) -> tuple[np.ndarray, float]:
-    """Mean vector of particles, and the rms distance of their vectors from it."""
-    moments = jit(lambda x: (x.mean((0, 1, 2)), x.var((0, 1, 2)).sum()), out_shardings=config.decomposition.replicated)
-    mean, square = moments(x)
-    return np.asarray(mean, float), math.sqrt(float(square))
+def _moments(x: Array, config: Config) -> tuple[np.ndarray, float, float]:
+    """Mean vector of particles, the rms distance of their vectors from it, and the share of vectors that are 0."""
+    axes, whole = (0, 1, 2), config.decomposition.replicated
+    moments = jit(lambda x: (x.mean(axes), x.var(axes).sum(), (x == 0).all(-1).mean()), out_shardings=whole)
+    mean, square, zeros = moments(x)
+    return np.asarray(mean, float), math.sqrt(float(square)), float(zeros)
 
 
 def _nyquist(config: Config) -> float:
