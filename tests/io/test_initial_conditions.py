@@ -380,7 +380,7 @@ def test_a_bulk_velocity_is_a_warning(tmp_path: Path, initial: pmd.Particles):
 
 def test_particles_at_rest_are_a_warning(tmp_path: Path, initial: pmd.Particles):
     disp, vel = (np.array(x) for x in (initial.disp, initial.vel))
-    disp[0, :4] = vel[0, :4] = 0
+    disp[0, :4] = vel[0, :4] = 1e-9
     path = pmd.save_snapshot(tmp_path / "s.hdf5", pmd.Particles(disp, vel), COSMO, make_config((1, 1)), A)
     with pytest.warns(UserWarning, match="6.25 % of its particles are at rest: P"):
         pmd.load_initial_conditions(path, COSMO, make_config((1, 1)))

@@ -344,11 +344,14 @@ def _second_order(particles: Particles, a: float, table: GrowthTable, config: Co
 
 
 def _moments(x: Array, config: Config) -> tuple[np.ndarray, float, float]:
-    """Mean vector of particles, the rms distance of their vectors from it, and the share of vectors that are 0."""
-    axes, whole = (0, 1, 2), config.decomposition.replicated
-    moments = jit(lambda x: (x.mean(axes), x.var(axes).sum(), (x == 0).all(-1).mean()), out_shardings=whole)
-    mean, square, zeros = moments(x)
-    return np.asarray(mean, float), math.sqrt(float(square)), float(zeros)
+    """Mean vector of particles, the rms distance of their vectors from it, and the share of vectors of almost 0."""
+
+    def moments(x: Array) -> tuple[Array, Array, Array]:
+        square = x.var((0, 1, 2)).sum()
+        return x.mean((0, 1, 2)), square, (jnp.abs(x) <= 1e-3 * jnp.sqrt(square)).all(-1).mean()
+
+    mean, square, share = jit(moments, out_shardings=config.decomposition.replicated)(x)
+    return np.asarray(mean, float), math.sqrt(float(square)), float(share)
 
 
 def _nyquist(config: Config) -> float:
