@@ -123,10 +123,10 @@ class InitialConditions:
         cells = beside_mesh(self.files, self.header, config)
         if cells < 0.25:
             return None
-        return (
-            f"{self.files[0]}: its lattice lies {cells:.2g} cells beside the mesh, which weakens forces near the "
-            "Nyquist frequency; use a mesh twice as fine as the lattice, or shift the particles"
-        )
+        coarse = any(mesh < 2 * n for mesh, n in zip(config.mesh_shape, config.particle_shape, strict=True))
+        remedy = "use a mesh twice as fine as the lattice, or " * coarse + "shift the particles"
+        text = f"its lattice lies {cells:.2g} cells beside the mesh, which weakens forces near the Nyquist frequency"
+        return f"{self.files[0]}: {text}; {remedy}"
 
     def read(
         self, cosmo: Cosmology, config: Config, warn: Callable[[str], None], power: Power | None = None
