@@ -182,6 +182,7 @@ def comoving_positions(
         raise ArgumentError("columns", list(columns), constraint, "pass catalogue.columns")
     if np.shape(observer) != (3,):
         raise ArgumentError("observer", observer, "must be three coordinates [Mpc/h]")
+    check_number(observer, "observer", unit="Mpc/h", several=True)
     ra, dec, z = (np.asarray(columns[name], float) for name in ("RA", "DEC", "Z"))
     if z.ndim != 1 or not ra.shape == dec.shape == z.shape:
         shapes = f"{ra.shape}, {dec.shape} and {z.shape}"

@@ -158,6 +158,8 @@ def test_what_has_no_light_cone_is_refused() -> None:
     for message, given in refused.items():
         with pytest.raises(ValueError, match=message):
             pmd.observe.comoving_positions(given, COSMO)
+    with pytest.raises(ValueError, match="observer must be a finite number"):
+        pmd.observe.comoving_positions(columns, COSMO, observer=(np.nan, 0, 0))
 
 
 def stitched(config: pmd.Config, snapshots: pmd.Particles, times: np.ndarray) -> np.ndarray:
