@@ -20,7 +20,7 @@ from pmwd_dist._jax.program import filter_jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.parameters import Parameters
 from pmwd_dist.cosmology.sampled import COSMOLOGY, parameters_at
-from pmwd_dist.cosmology.transfer import check_usable, transfer_warnings
+from pmwd_dist.cosmology.transfer import check_usable, expected_error, transfer_warnings
 from pmwd_dist.infer import trees
 from pmwd_dist.infer.cosmological import CosmologicalModel, SimulatedModel
 from pmwd_dist.infer.forward import ForwardModel, Function, of_shape
@@ -33,6 +33,7 @@ from pmwd_dist.parallel.distributed import to_devices, to_host
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import numbers
 from pmwd_dist.pm.inputs import check_config, lattice_field
+from pmwd_dist.pm.modes import wavenumber_range
 from pmwd_dist.pm.noise import check_key, white_noise
 from pmwd_dist.pm.status import Code, Status
 
@@ -119,16 +120,16 @@ class Model(eqx.Module):
         """
         if not isinstance(self.forward, CosmologicalModel):
             return
-        power, table = self.forward.of_cosmology, self.forward.table
+        power, table, config = self.forward.of_cosmology, self.forward.table, self.forward.config
         if any(isinstance(x, Tracer) for x in jax.tree.leaves(table)):
             return
-        known = unlikely_cosmology(power, table.cosmo)
+        known = unlikely_cosmology(power, table.cosmo, config)
         for name, prior in self.items:
             for u in (-2.0, 2.0) if name in COSMOLOGY else ():
                 value = prior.forward(u)
                 where = f"{float(value):.4g}, within two deviations of its median,"
                 try:
-                    found = unlikely_cosmology(power, parameters_at({name: value}, table.cosmo))
+                    found = unlikely_cosmology(power, parameters_at({name: value}, table.cosmo), config)
                 except ArgumentError as error:
                     constraint = f"allows {where} and linear_power={error.value!r} {error.constraint}"
                     raise ArgumentError(
@@ -370,19 +371,21 @@ class Posterior(eqx.Module):
         return self.to_latent(noise, numbers)
 
 
-def unlikely_cosmology(power: Any, cosmo: Parameters) -> list[str]:
+def unlikely_cosmology(power: Any, cosmo: Parameters, config: Config) -> list[str]:
     """Warnings about a cosmology whose dark energy dominates early, or whose P(k) was not compared with CAMB.
 
     Raises:
       ValueError: it is far from the parameters of the transfer function.
     """
-    found: list[str] = []
-    if isinstance(power, str):
-        check_usable(power, cosmo)
-        found = transfer_warnings(power, cosmo)
-    state = float(cosmo.w0 + cosmo.wa)
+    found, state = list[str](), float(cosmo.w0 + cosmo.wa)
     if cosmo.w_table is None and state >= 0:
         found.append(f"w0 + wa = {state:.3g} must be less than 0, or dark energy dominates early")
+    if isinstance(power, str):
+        check_usable(power, cosmo)
+        found += transfer_warnings(power, cosmo)
+        least, _ = k = wavenumber_range(config.particle_shape, config.box_size)
+        if not found and expected_error(power, cosmo, k) is None:
+            found.append(f"P(k) was not compared with CAMB at wavenumbers of the box, from {least:.2g} h/Mpc on")
     return found
 
 

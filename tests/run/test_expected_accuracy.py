@@ -109,8 +109,14 @@ def test_errors_in_words() -> None:
     assert "; linear waves feel the true force to k = 0.39 h/Mpc" in compensated
     assert "not measured" in accuracy_line(*simulate(particle_shape=64))
     assert "1 - r about 0.3 %" in accuracy_line(*simulate(particle_shape=32, mesh_shape=64))
-    for few in (simulate(10, box_size=32.0), simulate(box_size=2048.0)):  # 1 Mpc/h in ten steps, and 64 Mpc/h
-        assert "1 - r" not in accuracy_line(*few)
+    assert "1 - r" not in accuracy_line(*simulate(10, box_size=32.0))  # 1 Mpc/h
+    for changes, beyond in (
+        ({"box_size": 2048.0}, "64 Mpc/h between particles, but from 1 to 16"),
+        ({"a_start": 0.01}, "0.01 as time.a_start, but from 0.02 to 0.2"),
+        ({"steps": 3}, "3 steps, but from 5 to 40"),
+    ):
+        assert accuracy_line(*simulate(**changes)).startswith(f"P(k) not measured for {beyond}; see")
+    assert "right to about" in accuracy_line(*simulate(80))
     ours = replace(simulation, potential_factor=replace(pmd.ForceCorrection(4.0, error=(1.0, 2.0)), cells=1))
     assert "1 - r about 0.8 % at the latter, 1.0 times" in accuracy_line(ours, times)
 
@@ -120,6 +126,15 @@ def test_check_warns_of_steps_that_lose_growth(tmp_path: Path) -> None:
     file.write_text('[box]\nsize = 128\nmesh = 8\n[time]\nsolver = "leapfrog"\nsteps = 10\n[devices]\npdims = [1, 1]\n')
     (warning,) = SimulationJob.of(read(file), tmp_path / "out").check()
     assert warning.startswith("warning: 10 steps of leapfrog from a = 0.1 change P(k) by -4.2 %")
+
+
+@pytest.mark.parametrize(("size", "a_start", "warned"), [(128, 0.02, False), (128, 0.01, True), (256, 0.1, True)])
+def test_check_warns_of_cold_coarse_lattices(tmp_path: Path, size: float, a_start: float, warned: bool) -> None:
+    """In boxes of 8^3 particles; P(k) of 16^3 in 1000 Mpc/h from a = 0.01 was 2 to 21 times the linear one."""
+    file = tmp_path / "a.toml"
+    file.write_text(f"[box]\nsize = {size}\nmesh = 8\n[time]\na_start = {a_start}\n[devices]\npdims = [1, 1]\n")
+    found = [x for x in SimulationJob.of(read(file), tmp_path / "out").check() if "displacements are far below" in x]
+    assert len(found) == warned
 
 
 @pytest.mark.slow

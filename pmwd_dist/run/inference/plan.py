@@ -231,7 +231,8 @@ def _of_priors(plan: InferencePlan) -> list[str]:
     warnings = list[str]()
 
     def untabulated(cosmo: Parameters) -> list[str]:
-        return unlikely_cosmology(plan.simulation.power, cosmo) + plan.simulation.training_warnings(cosmo)
+        simulation = plan.simulation
+        return unlikely_cosmology(simulation.power, cosmo, simulation.config) + simulation.training_warnings(cosmo)
 
     for name, section in plan.settings.priors.given.items():
         prior, key = section.build(), NAMES[name]

@@ -24,12 +24,14 @@ from pmwd_dist.pm.time_steps import step_times
 from pmwd_dist.run.settings import SimulationSetup
 
 _CONVERGED = 5.0  # error of P(k) of a model that is converged [per cent]
+_COARSE, _COLD = 16.16, 800.0  # spacing [Mpc/h], and over a_start, beyond which a mesh pulls displaced lattices wrongly
 
 
 def expected_error(simulation: SimulationSetup, times: Sequence[float]) -> tuple[float, float] | None:
     """Error of P(k) at z = 0 [per cent] up to 1/4 and to 1/2 of the particles' Nyquist frequency.
 
-    None where nothing was measured: meshes coarser than the particles, corrections from elsewhere.
+    None where nothing was measured: meshes coarser than the particles, corrections from elsewhere. Beyond the ends of
+    the tables it is the error there.
     """
     config, correction, steps = simulation.config, simulation.potential_factor, len(times) - 1
     integrator = INTEGRATORS[simulation.solver]
@@ -67,6 +69,8 @@ def accuracy_line(simulation: SimulationSetup, times: Sequence[float]) -> str:
     error = expected_error(simulation, times)
     if error is None:
         return "P(k) not measured for this mesh or solver; see docs/explanation/accuracy.md"
+    if beyond := _beyond_tables(simulation.config, len(times) - 1):
+        return f"P(k) not measured for {beyond}; see docs/explanation/accuracy.md"
     spacing = _spacing(simulation.config)
     parts = [f"{_round_up(e)} % to k = {f * math.pi / spacing:.2g}" for e, f in zip(error, (0.25, 0.5), strict=True)]
     linear = f"; linear waves feel the true force to k = {math.pi / spacing / 2:.2g} h/Mpc"
@@ -77,6 +81,27 @@ def accuracy_line(simulation: SimulationSetup, times: Sequence[float]) -> str:
     about = f"P(k) at z = 0 right to about {' and '.join(parts)} h/Mpc"
     phases = _phases_and_groups(simulation, len(times) - 1)
     return f"{about}{trained}{phases}{start}{forces}; see docs/explanation/accuracy.md"
+
+
+def _beyond_tables(config: Config, steps: int) -> str:
+    """What lies beyond the ends of the tables, but for more steps; empty if nothing does."""
+    values = (("spacings", _spacing(config), "Mpc/h between particles"), ("starts", config.a_start, "as time.a_start"))
+    for name, value, unit in (*values, ("steps", min(steps, _tables()["steps"][-1]), "steps")):
+        low, *_, high = _tables()[name]
+        if not 0.99 * low <= value <= 1.01 * high:
+            return f"{value:.3g} {unit}, but from {low:g} to {high:g}"
+    return ""
+
+
+def coarse_warning(config: Config) -> str | None:
+    """Warning about displacements so far below a cell that cloud-in-cell does not follow them."""
+    spacing = _spacing(config)
+    if spacing <= _COARSE and spacing <= _COLD * config.a_start:
+        return None
+    text = (
+        f"particles are {spacing:.3g} Mpc/h apart at a_start = {config.a_start:g}: displacements are far below a cell"
+    )
+    return f"{text}, and P(k) is off by 10 % or more; use more particles, or a later start"
 
 
 def _phases_and_groups(simulation: SimulationSetup, steps: int) -> str:
@@ -128,6 +153,8 @@ def convergence_warning(simulation: SimulationSetup, gravity: str, compared: flo
     if compared > limit * (1 + 1e-6):
         problem = f"the model has converged at most up to k = {limit:.2g} h/Mpc, half the Nyquist frequency"
     elif gravity == "nbody":
+        if cold := coarse_warning(config):
+            return cold
         error = expected_error(simulation, tuple(map(float, step_times(simulation.growth, config))))
         if error is None or (worst := error[compared > limit / 2 * (1 + 1e-6)]) <= _CONVERGED:
             return None

@@ -128,7 +128,8 @@ class SimulationPlan(Plan):
         warnings += simulation.cosmology_warnings()
         warnings += [text for output in self.results for text in output.warnings(simulation)]
         warnings += [] if simulation.start is None else [simulation.start.lattice_warning(simulation.config)]
-        return [f"warning: {text}" for text in (*warnings, accuracy.growth_warning(simulation, self.times)) if text]
+        warnings += [accuracy.growth_warning(simulation, self.times), accuracy.coarse_warning(simulation.config)]
+        return [f"warning: {text}" for text in warnings if text]
 
     def lines(self) -> list[str]:
         config, settings = self.simulation.config, self.settings
