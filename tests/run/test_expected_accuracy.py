@@ -133,7 +133,7 @@ def test_check_warns_of_cold_coarse_lattices(tmp_path: Path, size: float, a_star
     """In boxes of 8^3 particles; P(k) of 16^3 in 1000 Mpc/h from a = 0.01 was 2 to 21 times the linear one."""
     file = tmp_path / "a.toml"
     file.write_text(f"[box]\nsize = {size}\nmesh = 8\n[time]\na_start = {a_start}\n[devices]\npdims = [1, 1]\n")
-    found = [x for x in SimulationJob.of(read(file), tmp_path / "out").check() if "displacements are far below" in x]
+    found = [x for x in SimulationJob.of(read(file), tmp_path / "out").check() if "are displaced by far less" in x]
     assert len(found) == warned
 
 

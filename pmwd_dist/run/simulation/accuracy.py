@@ -24,7 +24,7 @@ from pmwd_dist.pm.time_steps import step_times
 from pmwd_dist.run.settings import SimulationSetup
 
 _CONVERGED = 5.0  # error of P(k) of a model that is converged [per cent]
-_COARSE, _COLD = 16.16, 800.0  # spacing [Mpc/h], and over a_start, beyond which a mesh pulls displaced lattices wrongly
+_COARSE, _COLD = 16.16, 800.0  # spacing [Mpc/h], and over a_start, from which on forces of cold lattices are wrong
 
 
 def expected_error(simulation: SimulationSetup, times: Sequence[float]) -> tuple[float, float] | None:
@@ -98,9 +98,7 @@ def coarse_warning(config: Config) -> str | None:
     spacing = _spacing(config)
     if spacing <= _COARSE and spacing <= _COLD * config.a_start:
         return None
-    text = (
-        f"particles are {spacing:.3g} Mpc/h apart at a_start = {config.a_start:g}: displacements are far below a cell"
-    )
+    text = f"particles {spacing:.3g} Mpc/h apart at a_start = {config.a_start:g} are displaced by far less than a cell"
     return f"{text}, and P(k) is off by 10 % or more; use more particles, or a later start"
 
 
