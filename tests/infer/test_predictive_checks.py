@@ -132,6 +132,7 @@ def nearest_cell_counts(field: np.ndarray, config: pmd.Config) -> Any:
     return pmd.observe.counts_from_catalogue(positions, config, weights=above / 64, window="nearest") + weights.min()
 
 
+@pytest.mark.filterwarnings("ignore:positions. objects keep to a lattice")
 def test_counts_by_the_nearest_cell_fail_a_cloud_in_cell_model_and_the_window_is_named() -> None:
     config, noise = pmd.Config(160.0, 16, a_stop=0.5, decomposition=(1, 1)), np.random.default_rng(0)
     points = infer.LinearField(config, jax_cosmo.Planck15(), bias=1.8)

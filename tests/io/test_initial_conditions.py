@@ -157,6 +157,11 @@ def test_baryons_and_neutrinos_that_a_file_names(tmp_path: Path, initial: pmd.Pa
         pmd.load_initial_conditions(path, fewer, config)
     with pytest.raises(ValueError, match=r"cosmo.n_eff=3.5 is not that of the snapshot, 3.044; use the same"):
         pmd.load_initial_conditions(path, pmd.with_neutrinos(COSMO, m_nu=None, n_eff=3.5), config)
+    pmd.load_initial_conditions(path, COSMO, config)
+    more = pmd.with_neutrinos(COSMO, m_nu=None, n_eff=4.0)
+    other = pmd.save_snapshot(tmp_path / "t.hdf5", initial, more, config, A, format="swift")
+    with pytest.raises(ValueError, match=r"cosmo.n_eff=3.044 is not that of the snapshot, 4; use the same"):
+        pmd.load_initial_conditions(other, COSMO, config)
     with h5py.File(path, "a") as file:  # as simulations of dark matter alone name them
         file["Cosmology"].attrs.update({"Omega_b": 0.0, "N_eff": 0.0})
     pmd.load_initial_conditions(path, fewer, config)
@@ -380,9 +385,9 @@ def test_a_bulk_velocity_is_a_warning(tmp_path: Path, initial: pmd.Particles):
 
 def test_particles_at_rest_are_a_warning(tmp_path: Path, initial: pmd.Particles):
     disp, vel = (np.array(x) for x in (initial.disp, initial.vel))
-    disp[0, :4] = vel[0, :4] = 1e-9
+    disp[0, :4], vel[0, :4] = 0.01 * disp[0, :4], 0.01 * vel[0, :4]
     path = pmd.save_snapshot(tmp_path / "s.hdf5", pmd.Particles(disp, vel), COSMO, make_config((1, 1)), A)
-    with pytest.warns(UserWarning, match="6.25 % of its particles are at rest: P"):
+    with pytest.warns(UserWarning, match="6.25 % of its particles are almost at rest: P"):
         pmd.load_initial_conditions(path, COSMO, make_config((1, 1)))
 
 

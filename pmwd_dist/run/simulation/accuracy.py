@@ -24,7 +24,10 @@ from pmwd_dist.pm.time_steps import step_times
 from pmwd_dist.run.settings import SimulationSetup
 
 _CONVERGED = 5.0  # error of P(k) of a model that is converged [per cent]
-_COARSE, _COLD = 16.16, 800.0  # spacing [Mpc/h], and over a_start, from which on forces of cold lattices are wrong
+_COLD = (
+    330.0,
+    1650.0,
+)  # spacing [Mpc/h] over a_start of lattices whose forces are wrong, with one and two cells a particle
 
 
 def expected_error(simulation: SimulationSetup, times: Sequence[float]) -> tuple[float, float] | None:
@@ -95,11 +98,12 @@ def _beyond_tables(config: Config, steps: int) -> str:
 
 def coarse_warning(config: Config) -> str | None:
     """Warning about displacements so far below a cell that cloud-in-cell does not follow them."""
-    spacing = _spacing(config)
-    if spacing <= _COARSE and spacing <= _COLD * config.a_start:
+    spacing, a, fine = _spacing(config), config.a_start, _cells(config) >= 2
+    if spacing < 10 or spacing < _COLD[fine] * a:
         return None
-    text = f"particles {spacing:.3g} Mpc/h apart at a_start = {config.a_start:g} are displaced by far less than a cell"
-    return f"{text}, and P(k) is off by 10 % or more; use more particles, or a later start"
+    text = f"particles {spacing:.3g} Mpc/h apart at a_start = {a:g} are displaced by far less than a cell"
+    remedy = "use " + "box.mesh of twice box.particles, or " * (not fine) + "a later start"
+    return f"{text}, and P(k) is off by about 10 % or more; {remedy}"
 
 
 def _phases_and_groups(simulation: SimulationSetup, steps: int) -> str:
