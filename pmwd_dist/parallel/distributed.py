@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
@@ -34,6 +34,8 @@ _GRACE = 2  # [s], in which a launcher may end all processes after the end of on
 _END_TIMEOUT = 30  # [s], until processes that have not failed as well are ended; process 0 may draw meanwhile
 HEARTBEAT_TIMEOUT = 100  # [s], as JAX's own; longer than usual suspensions by the system
 
+# Parts of the names of options of JAX that processes may have otherwise.
+_LOCAL = ("visible_devices", "num_cpu_devices", "cache", "log", "dump", "traceback", "address", "timeout", "profile")
 _LOST = re.compile(
     "(?i)gloo|nccl|connection (reset|closed|refused)|broken pipe|heartbeat|coordination service|process \\d+ has ended"
 )
@@ -72,7 +74,7 @@ def initialize(*, heartbeat_timeout: int = HEARTBEAT_TIMEOUT) -> None:
 
     Raises:
       RuntimeError: several processes were started, but mpi4py or its MPI library is missing or not mpirun's, a node has
-        more processes than GPUs, or JAX has started.
+        more processes than GPUs, options of JAX differ between processes under MPI, or JAX has started.
     """
     if launched_size() == 1 or jax.distributed.is_initialized():
         if in_shell_of_srun() and os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
@@ -86,6 +88,7 @@ def initialize(*, heartbeat_timeout: int = HEARTBEAT_TIMEOUT) -> None:
         _join_by_slurm(heartbeat_timeout)
         return
     comm = communicator()
+    compare_options(comm.allgather(shared_options()))
     global _host_key
     address, local_rank, _host_key = coordinator(comm)
     _join(
@@ -96,6 +99,21 @@ def initialize(*, heartbeat_timeout: int = HEARTBEAT_TIMEOUT) -> None:
         process_id=comm.Get_rank(),
         local_device_ids=[local_device(local_rank)],
     )
+
+
+def shared_options() -> dict[str, str]:
+    """Options of JAX that are the same in all processes, as text."""
+    return {name: str(x) for name, x in jax.config.values.items() if not any(word in name for word in _LOCAL)}
+
+
+def compare_options(options: Sequence[Mapping[str, str]]) -> None:
+    """Raise RuntimeError unless all processes have the same options of JAX."""
+    first, *others = options
+    for i, other in enumerate(others, 1):
+        for name in sorted(first.keys() | other.keys()):
+            if (theirs := other.get(name)) != (ours := first.get(name)):
+                both = f"{theirs!r} in process {i}, and {ours!r} in process 0"
+                raise RuntimeError(f"the option {name} of JAX is {both}; start all with the same environment")
 
 
 def communicator() -> Any:

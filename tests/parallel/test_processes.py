@@ -256,6 +256,22 @@ def test_processes_on_several_nodes_meet_and_choose_their_gpus(monkeypatch: pyte
         launcher.local_device(4)
 
 
+def test_processes_with_other_options_of_jax_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random numbers, for example, would be others, silently; places of logs and caches may differ."""
+
+    class Two(Node):
+        def allgather(self, one: Any) -> list[Any]:
+            assert not any("cache" in name for name in one)
+            return [one, one | {"jax_random_seed_offset": "7"}]
+
+    monkeypatch.setattr(distributed, "launched_size", lambda: 2)
+    monkeypatch.setattr(distributed, "_problem_of_mpi", lambda: "")
+    monkeypatch.setattr(distributed, "_abort_after_exceptions", lambda: None)
+    monkeypatch.setattr(distributed, "communicator", lambda: Two(2, 2, 0))
+    with pytest.raises(RuntimeError, match="option jax_random_seed_offset of JAX is '7' in process 1, and '0' in pro"):
+        distributed.initialize()
+
+
 SHELL = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PTY_PORT": "40000"}  # the environment of `srun --pty`
 MPI_IN_SHELL = SHELL | {"SLURM_STEP_ID": "0", "PMI_SIZE": "8"}
 # Environment, whether standard input is a terminal and the process leads its session, and the number of processes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,19 @@ def test_npy_files_of_any_order_are_read(tmp_path: Path) -> None:
     for values in (np.asfortranarray(fuzz.VALUES), fuzz.VALUES.astype(">f4"), fuzz.VALUES > 0, np.float64(3)):
         np.save(tmp_path / "a.npy", values)
         np.testing.assert_array_equal(read_array(str(tmp_path / "a.npy")), values.astype(float))
+
+
+def test_npy_files_are_read_where_no_file_can_be_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = np.load
+
+    def unmapped(path: Path, mmap_mode: str | None = None) -> np.ndarray:
+        if mmap_mode is not None:
+            raise OSError(errno.ENODEV, "No such device")
+        return load(path)
+
+    np.save(tmp_path / "a.npy", fuzz.VALUES)
+    monkeypatch.setattr(np, "load", unmapped)
+    np.testing.assert_array_equal(read_array(str(tmp_path / "a.npy")), fuzz.VALUES)
 
 
 def test_the_reason_is_named(tmp_path: Path) -> None:

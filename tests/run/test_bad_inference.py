@@ -157,6 +157,7 @@ ODD: dict[str, tuple[Any, ...]] = {
     "the mean is 31.5 galaxies in a cell, and likelihood.nbar expects 2": (np.arange(64.0).reshape(4, 4, 4), "poisson"),
     "priors.sigma8: 0 is within two deviations of its median; bound it": (None, normal("sigma8", 0.8, 0.5)),
     r"priors.wa: at 1.2, .* w0 \+ wa = 0.2 must be less than 0, or dark energy": (None, normal("wa", 0.0, 0.6)),
+    "priors.omega_b: the density of cold dark matter stays, and omega_m moves": (None, normal("omega_b", 0.05, 0.002)),
     r"priors.h: at 1.1, .* Omega_m h\^2 = 0.372 is outside of 0.05 to 0.35, the": (None, normal("h", 0.9, 0.1)),
     "priors.sigma8: at 0.91, .* sigma8 = 0.91 is outside of 0.734 to 0.897, the training of": (
         *(None, "model.gravity=nbody", "box.size=16", "time.lpt_order=3", "force.correction=auto"),

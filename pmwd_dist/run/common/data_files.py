@@ -81,7 +81,10 @@ def _of_npy(path: Path, wanted: tuple[Shape, ...]) -> np.ndarray:
         raise ValueError("is no .npy file, or damaged: its header is larger than 64 kB")
     try:
         with warnings.catch_warnings(action="ignore"):
-            values = np.load(path, mmap_mode="r")
+            try:
+                values = np.load(path, mmap_mode="r")
+            except OSError:  # of file systems that have no shared mappings
+                values = np.load(path)
         if not isinstance(values, np.ndarray):
             raise TypeError("it is a zip file")
     except OSError:

@@ -9,12 +9,11 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pmwd_dist._jax.native import native_version
-from pmwd_dist.parallel.distributed import exchange
+from pmwd_dist.parallel.distributed import exchange, shared_options
 from pmwd_dist.run.common.plan import Plan
 from pmwd_dist.run.outputs.registry import SECTIONS
 from pmwd_dist.run.settings.writing import toml_value
@@ -26,8 +25,6 @@ _PACKAGES = ("pmwd-dist", "jax", "jaxlib", "diffrax", "jax-cosmo", "numpy", "h5p
 # Devices change only rounding.
 _OBSERVED = tuple(f"observe.{name}" for name, output in SECTIONS.items() if output.free)
 _FREE = ("devices", "sampler.chain_devices", "output", "checks", "sampler.steps", *_OBSERVED)
-# Parts of the names of options of JAX that processes may have otherwise.
-_LOCAL = ("visible_devices", "num_cpu_devices", "cache", "log", "dump", "traceback", "address", "timeout")
 _REMEDIES = {
     "version": "install that version of pmwd-dist, or start a new run",
     "precision": "set JAX_ENABLE_X64 as it was, or start a new run",
@@ -93,7 +90,7 @@ def compare_processes(job: Plan, **options: Any) -> list[str]:
     arrays = {key: _digest(x) for key, x in job.data.items() if key not in kept}
     own = {**job.settings.values(), **kept, **arrays, **options, "folder": str(job.folder.absolute())}
     own |= {f"the version of {name}": text for name, text in versions().items()}
-    own |= {f"the option {name}": str(x) for name, x in jax.config.values.items() if not any(w in name for w in _LOCAL)}
+    own |= {f"the option {name}": text for name, text in shared_options().items()}
     own["devices.backend"] = job.simulation.config.decomposition.backend.name  # of the environment, where it is "auto"
     free = {"XLA_FLAGS": os.environ.get("XLA_FLAGS", ""), "the version of equinox": version("equinox")}
     (first, alike), *pairs = map(json.loads, exchange(json.dumps([own, free])))

@@ -250,6 +250,9 @@ def _of_priors(plan: InferencePlan) -> list[str]:
                         "time.a_start, or nearer sources"
                     )
                 warnings += [f"priors.{name}: at {text}, within two deviations of its median, {x}" for x in problems]
+    if "omega_m" not in plan.settings.priors.given:
+        text = "the density of cold dark matter stays, and omega_m moves with this parameter; sample omega_m, too"
+        warnings += [f"priors.{x}: {text}" for x in ("omega_b", "m_nu") if x in plan.settings.priors.given]
     return warnings
 
 

@@ -222,7 +222,7 @@ _ROWS: Any = {
 
 
 class Priors(create_model("Priors", __base__=Section, **_ROWS)):
-    """The parameters that are sampled; those that are not listed are fixed."""
+    """The parameters that are sampled. Others are fixed, but omega_m moves with omega_b or m_nu alone."""
 
     @property
     def given(self) -> dict[str, PriorTable]:
