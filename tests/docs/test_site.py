@@ -43,6 +43,7 @@ cli()
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:chains have not mixed")
 @pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
+@pytest.mark.filterwarnings("ignore:positions. objects keep to a lattice")  # of mocks with fewer particles
 def test_tutorials(tutorial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "docs")
     import notebooks
