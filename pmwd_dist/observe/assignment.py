@@ -26,7 +26,7 @@ from pmwd_dist.pm import fourier, inputs
 Window = Literal["nearest", "cloud-in-cell", "triangular"]
 _ORDERS: dict[Window, int] = {"nearest": 1, "cloud-in-cell": 2, "triangular": 3}  # cells along an axis
 _AT_ONCE = 1 << 20  # objects
-_LOCKED = 0.05  # mean phase of positions within cells; nearest cells change P(k) by two to three times it
+_LOCKED = 0.05  # Fourier amplitude of positions; nearest cells change P(k) by up to three times it
 _FEW, _NARROW = 10, 0.05  # objects, and part of the box in which so many suggest another unit
 
 
@@ -80,8 +80,8 @@ def counts_from_catalogue(
         text = f"positions: {len(x)} objects span {span:.2g} of the sides of the box, at most"
         warnings.warn(f"{text}; pass comoving positions in Mpc/h", stacklevel=2)
     if window == "nearest" and len(x) >= _FEW and (share := _locked(x, config)) > _LOCKED + 4 / math.sqrt(len(x)):
-        text = f"positions: objects keep to a lattice (mean phase {share:.2g}), as particles near their sites:"
-        text += f" nearest cells change P(k) by about {250 * share:.0f} %"
+        text = f"positions: objects keep to a lattice (amplitude {share:.2g}), as particles near their sites:"
+        text += f" nearest cells change P(k) by up to {250 * share:.0f} %"
         warnings.warn(f'{text}; use window="cloud-in-cell", or more particles', stacklevel=2)
     fields = [_painted(x, w, config, _ORDERS[window], shift) for shift in (0.0, 0.5)[: 1 + interlaced]]
     dtype = jnp.result_type(float)
@@ -90,9 +90,13 @@ def counts_from_catalogue(
 
 
 def _locked(x: np.ndarray, config: Config) -> float:
-    """Largest mean phase factor of positions along an axis for 1 to 4 sites in a cell: 1 of a lattice, 0 of none."""
-    phases = np.exp(2j * np.pi * (x[:: max(1, len(x) // _AT_ONCE)] / config.cell_size))
-    return max(float(np.abs((phases**sites).mean(0)).max()) for sites in (1, 2, 3, 4))
+    """Largest Fourier amplitude of positions along an axis, for one to four sites a cell: 1 of a lattice, 0 of none."""
+
+    def of_axis(places: np.ndarray, n: int) -> float:
+        bins = np.floor(places % 1 * 16 * n).astype(int) % (16 * n)
+        return float(np.abs(np.fft.rfft(np.bincount(bins, minlength=16 * n)))[n : 4 * n + 1].max()) / len(places)
+
+    return max(map(of_axis, (x / config.box_size).T, config.mesh_shape))
 
 
 def _painted(x: np.ndarray, weights: np.ndarray, config: Config, order: int, shift: float) -> np.ndarray:

@@ -32,6 +32,7 @@ _C1 = 0.0134  # amplitude of alignments per critical density (Joachimi et al. 20
 _PIVOT = 0.62  # redshift at which the amplitude is A
 _FARTHEST = 1000.0  # redshift, the end of `comoving_distance`
 _STEEPEST = 20.0  # largest power of alignments
+_INTERVALS = 64  # least number of n(z), which is linear between its redshifts
 _UNCOVERED = 0.01  # part of the lensing weight without a warning
 
 
@@ -45,11 +46,11 @@ def lensing_weights(
     """Convergence per unit of the overdensity of each shell.
 
     The integral over the shell of 3/2 Omega_cb (H0/c)^2 f(x) / a int n(y) f(y - x) / f(y) dy, with the transverse
-    distance f (Bartelmann & Schneider 2001, eq. 6.18). The sum over n(y) is by the trapezoidal rule at its redshifts.
+    distance f (Bartelmann & Schneider 2001, eq. 6.18). n(z) is linear between its redshifts.
     Matter beyond the last shell, and the clustering of massive neutrinos, are not included.
 
     With an alignment (A, eta), the intrinsic ellipticities follow the tidal field where the sources are, in the
-    nonlinear alignment model (Bridle & King 2007). They add, with n(z) linear between its redshifts, the integral of
+    nonlinear alignment model (Bridle & King 2007). They add the integral of
     -A C1 rho_c Omega_cb / D1 ((1 + z) / 1.62)^eta n(z) dz/dx, where C1 rho_c = 0.0134.
 
     Args:
@@ -176,20 +177,24 @@ def source_distances(source: Source, table: GrowthTable, nearest: float) -> tupl
         if not (np.isfinite(shares).all() and shares.min() >= 0 and shares.max() > 0):
             constraint = "has numbers per redshift that are not finite, negative, or all 0"
             raise ArgumentError("source", number, constraint, "pass (z, n) with n of 0 or more", show_value=False)
-        share = _shares(z, number)
-    else:
-        z = real(source, "source")
-        if z.size != 1:
-            raise ArgumentError("source", z.shape, "must be one redshift", "pass (z, n) for a distribution")
-        share = as_array(np.ones(1), z.dtype)
+        _check_redshifts(z, table, nearest)
+        z, share = _shares(z, number)
+        return _distances(z, table), share
+    z = real(source, "source")
+    if z.size != 1:
+        raise ArgumentError("source", z.shape, "must be one redshift", "pass (z, n) for a distribution")
     _check_redshifts(z, table, nearest)
-    return _distances(z, table), share
+    return _distances(z, table), as_array(np.ones(1), z.dtype)
 
 
 @jit
-def _shares(z: Array, number: Array) -> Array:
+def _shares(z: Array, number: Array) -> tuple[Array, Array]:
+    """Redshifts, with others between them where there are few, and their shares by the trapezoidal rule."""
+    last = len(z) - 1
+    places = np.linspace(0, last, last * -(-_INTERVALS // last) + 1)
+    z, number = (jnp.interp(places, np.arange(last + 1), x).astype(x.dtype) for x in (z, number))
     width = jnp.concatenate([z[1:2] - z[:1], z[2:] - z[:-2], z[-1:] - z[-2:-1]]) / 2
-    return number * width / jnp.sum(number * width)
+    return z, number * width / jnp.sum(number * width)
 
 
 @jit
