@@ -58,8 +58,8 @@ def counts_from_catalogue(
         is unknown.
 
     Warns:
-      UserWarning: ten or more objects span less than a twentieth of all sides of the box, or more than 20 times one;
-        or objects keep to a lattice of one to four sites in a cell, as galaxies at particles near theirs do.
+      UserWarning: ten or more objects span less than a twentieth of all sides of the box, or more than 20 times one.
+        Objects for the nearest cell keep to a lattice of one to four sites a cell, as galaxies at particles may do.
 
     Examples:
       >>> counts = observe.counts_from_catalogue(galaxies.columns["RedshiftSpacePosition"], config)

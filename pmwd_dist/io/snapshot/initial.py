@@ -225,8 +225,8 @@ def compare_with_linear_growth(
     correlation coefficient r = 1. The difference is the larger one of |s - 1| and 1 - r, less the one of 3LPT where
     waves are nonlinear. A difference of 3 % is a warning, and 10 % raises ValueError, also of the mean slope along an
     axis from the one along all (`_along_axes`). A mean velocity of 10 % of the rms of velocities is a warning, and so
-    are 3 % of particles far slower, a second order v - f d outside of `_SECOND`, or below `_SECOND_RATE` where
-    displacements have more, and a density of linear waves that is far from P(k) at a = 1 [(Mpc/h)^3], of k [h/Mpc].
+    are 3 % of particles far slower. A second order v - f d outside of `_SECOND` is one, or below `_SECOND_RATE` where
+    displacements have more. So is a density of linear waves far from P(k) at a = 1 [(Mpc/h)^3], of k [h/Mpc].
     """
     run = jit(partial(_octave_sums, config=config), out_shardings=config.decomposition.replicated)
     sums = np.asarray(run(particles.disp, particles.vel), float).sum(-1)
