@@ -98,12 +98,14 @@ def test_positions_in_another_unit_are_warned_of(unit: float, span: str) -> None
 
 @pytest.mark.parametrize("sites", [1, 5 / 4, 2, 7 / 2])
 def test_particles_near_their_sites_are_warned_of(sites: float) -> None:
-    """Sites in a cell along x; galaxies at particles of 10 Mpc/h at a = 0.5 had 0.3 and 2.4 times their P."""
+    """Sites in a cell along x and y; galaxies at particles of 10 Mpc/h at a = 0.5 had 0.3 and 2.4 times their P."""
     config, rng = configure(), np.random.default_rng(5)
-    spacing = config.cell_size[0] / sites
+    spacing = np.asarray(config.cell_size[:2]) / sites
     x = rng.uniform(0, config.box_size, (20_000, 3))
     pmd.observe.counts_from_catalogue(x, config)
-    x[:, 0] = spacing * (np.round(x[:, 0] / spacing) + rng.normal(0, 0.25, len(x)))  # exp(-(2 pi / 4)^2 / 2)
-    with pytest.warns(UserWarning, match=r"keep to a lattice .amplitude 0.[23]\d*.* change P.k. by up to [67]\d %"):
+    groups = rng.choice(x[:20], len(x)) + rng.normal(0, 0.05, x.shape)  # no lattice
+    pmd.observe.counts_from_catalogue(groups, config)
+    x[:, :2] = spacing * (np.round(x[:, :2] / spacing) + rng.normal(0, 0.25, (len(x), 2)))  # exp(-(2 pi / 4)^2 / 2)
+    with pytest.warns(UserWarning, match=r"objects keep to a lattice .amplitude 0.[23]\d*.*; use window"):
         pmd.observe.counts_from_catalogue(x, config)
     pmd.observe.counts_from_catalogue(x, config, window="cloud-in-cell")
