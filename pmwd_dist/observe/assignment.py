@@ -100,7 +100,7 @@ def _locked(x: np.ndarray, config: Config) -> float:
         bins = np.floor(places % 1 * 16 * n).astype(int) % (16 * n)
         waves = np.abs(np.fft.rfft(np.bincount(bins, minlength=16 * n))) / len(places)
         peak = n + int(waves[n : 4 * n + 1].argmax())
-        longer = np.median(waves[peak // 2 : peak - 3])
+        longer = np.median(waves[peak // 2 : max(peak - 3, peak // 2 + 1)])
         return float(waves[peak] * (waves[peak] > 4 * longer))
 
     return sorted(map(of_axis, (x / config.box_size).T, config.mesh_shape))[1]
