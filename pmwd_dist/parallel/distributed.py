@@ -34,8 +34,9 @@ _GRACE = 2  # [s], in which a launcher may end all processes after the end of on
 _END_TIMEOUT = 30  # [s], until processes that have not failed as well are ended; process 0 may draw meanwhile
 HEARTBEAT_TIMEOUT = 100  # [s], as JAX's own; longer than usual suspensions by the system
 
-# Parts of the names of options of JAX that processes may have otherwise.
-_LOCAL = ("visible_devices", "num_cpu_devices", "cache", "log", "dump", "traceback", "address", "timeout", "profile")
+# Parts of the names of options of JAX that processes may have otherwise; several ignore `disable_jit`.
+_LOCAL = ("visible_devices", "num_cpu_devices", "cache", "log", "dump", "traceback", "address", "timeout")
+_LOCAL += ("profile", "disable_jit")
 _LOST = re.compile(
     "(?i)gloo|nccl|connection (reset|closed|refused)|broken pipe|heartbeat|coordination service|process \\d+ has ended"
 )
