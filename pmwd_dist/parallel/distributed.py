@@ -35,8 +35,10 @@ _END_TIMEOUT = 30  # [s], until processes that have not failed as well are ended
 HEARTBEAT_TIMEOUT = 100  # [s], as JAX's own; longer than usual suspensions by the system
 
 # Parts of the names of options of JAX that processes may have otherwise; several ignore `disable_jit`.
-_LOCAL = ("visible_devices", "num_cpu_devices", "cache", "log", "dump", "traceback", "address", "timeout")
-_LOCAL += ("profile", "disable_jit")
+_LOCAL = (
+    *("visible_devices", "num_cpu_devices", "cache", "log", "dump"),
+    *("traceback", "address", "timeout", "profile", "disable_jit"),
+)
 _LOST = re.compile(
     "(?i)gloo|nccl|connection (reset|closed|refused)|broken pipe|heartbeat|coordination service|process \\d+ has ended"
 )
@@ -89,7 +91,7 @@ def initialize(*, heartbeat_timeout: int = HEARTBEAT_TIMEOUT) -> None:
         _join_by_slurm(heartbeat_timeout)
         return
     comm = communicator()
-    compare_options(comm.allgather(shared_options()))
+    _compare_options(comm.allgather(shared_options()))
     global _host_key
     address, local_rank, _host_key = coordinator(comm)
     _join(
@@ -107,7 +109,7 @@ def shared_options() -> dict[str, str]:
     return {name: str(x) for name, x in jax.config.values.items() if not any(word in name for word in _LOCAL)}
 
 
-def compare_options(options: Sequence[Mapping[str, str]]) -> None:
+def _compare_options(options: Sequence[Mapping[str, str]]) -> None:
     """Raise RuntimeError unless all processes have the same options of JAX."""
     first, *others = options
     for i, other in enumerate(others, 1):

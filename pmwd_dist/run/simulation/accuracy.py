@@ -24,10 +24,8 @@ from pmwd_dist.pm.time_steps import step_times
 from pmwd_dist.run.settings import SimulationSetup
 
 _CONVERGED = 5.0  # error of P(k) of a model that is converged [per cent]
-_COLD = (
-    330.0,
-    1650.0,
-)  # spacing [Mpc/h] over a_start of lattices whose forces are wrong, with one and two cells a particle
+# Spacing [Mpc/h] over a_start of lattices whose forces are wrong, with one and with two cells a particle.
+_COLD = 330.0, 1650.0
 
 
 def expected_error(simulation: SimulationSetup, times: Sequence[float]) -> tuple[float, float] | None:
