@@ -26,7 +26,9 @@ from pmwd_dist.pm import fourier, inputs
 Window = Literal["nearest", "cloud-in-cell", "triangular"]
 _ORDERS: dict[Window, int] = {"nearest": 1, "cloud-in-cell": 2, "triangular": 3}  # cells along an axis
 _AT_ONCE = 1 << 20  # objects
-_LOCKED = 0.05  # Fourier amplitude of positions from which on nearest cells change P(k) by about 10 %
+# Fourier amplitudes of a lattice from which on its aliases change P(k): by about 10 % (nearest), or a third beyond half
+# the Nyquist frequency.
+_LOCKED: dict[Window, float] = {"nearest": 0.05, "cloud-in-cell": 0.15, "triangular": 0.5}
 _MANY = 1000  # objects, of which fewer have more noise than this changes
 _FEW, _NARROW = 10, 0.05  # objects, and part of the box in which so many suggest another unit
 
@@ -60,7 +62,8 @@ def counts_from_catalogue(
 
     Warns:
       UserWarning: ten or more objects span less than a twentieth of all sides of the box, or more than 20 times one.
-        Objects for the nearest cell keep to a lattice of one to four sites a cell, as galaxies at particles may do.
+        Objects keep to a lattice of half to four sites a cell, as galaxies at particles may do, and the window has
+        aliases of it.
 
     Examples:
       >>> counts = observe.counts_from_catalogue(galaxies.columns["RedshiftSpacePosition"], config)
@@ -80,10 +83,14 @@ def counts_from_catalogue(
     if len(x) >= _FEW and not _NARROW < (span := float(np.max(np.ptp(x, axis=0) / config.box_size))) < 1 / _NARROW:
         text = f"positions: {len(x)} objects span {span:.2g} of the sides of the box, at most"
         warnings.warn(f"{text}; pass comoving positions in Mpc/h", stacklevel=2)
-    if window == "nearest" and len(x) >= _MANY and (share := _locked(x, config)) > _LOCKED + 2 / math.sqrt(len(x)):
+    aliased = len(x) >= _MANY and (window == "nearest" or not interlaced)
+    if aliased and (share := _locked(x, config)) > _LOCKED[window] + 2 / math.sqrt(len(x)):
         text = f"positions: objects keep to a lattice (amplitude {share:.2g}), as particles near their sites:"
-        text += " the nearest cells change P(k), by about 10 % at 0.05 and by factors at 0.3"
-        warnings.warn(f'{text}; use window="cloud-in-cell", or more particles', stacklevel=2)
+        change = "a third beyond half the Nyquist frequency"
+        if window == "nearest":
+            change = "10 % at 0.05 and factors at 0.3"
+        text += f" aliases of the window {window} change P(k), by about {change}"
+        warnings.warn(f'{text}; use window="cloud-in-cell", interlaced=True, or more particles', stacklevel=2)
     fields = [_painted(x, w, config, _ORDERS[window], shift) for shift in (0.0, 0.5)[: 1 + interlaced]]
     dtype = jnp.result_type(float)
     counts = [to_devices(field.astype(dtype), config.decomposition.sharding) for field in fields]
@@ -91,17 +98,18 @@ def counts_from_catalogue(
 
 
 def _locked(x: np.ndarray, config: Config) -> float:
-    """Fourier amplitude of positions along two axes, for 1 to 4 sites a cell: 1 of a lattice, 0 where none stands out.
+    """Fourier amplitude of positions along two axes, for up to 4 sites a cell: 1 of a lattice, 0 where none stands out.
 
-    Random places, and groups of objects, have no wave that stands out from longer ones.
+    Random places, and groups of objects, have no wave that stands out from its neighbours. Lattices whose wave is on
+    the mesh, with two cells and more a site, are power as any other.
     """
 
     def of_axis(places: np.ndarray, n: int) -> float:
         bins = np.floor(places % 1 * 16 * n).astype(int) % (16 * n)
         waves = np.abs(np.fft.rfft(np.bincount(bins, minlength=16 * n))) / len(places)
-        peak = n + int(waves[n : 4 * n + 1].argmax())
-        longer = np.median(waves[peak // 2 : max(peak - 3, peak // 2 + 1)])
-        return float(waves[peak] * (waves[peak] > 4 * longer))
+        above = n // 2
+        peak = above + int(waves[above : 4 * n + 1].argmax())
+        return float(waves[peak] * (waves[peak] > 4 * np.median(waves[peak // 2 : 3 * peak // 2 + 1])))
 
     return sorted(map(of_axis, (x / config.box_size).T, config.mesh_shape))[1]
 

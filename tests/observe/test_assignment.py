@@ -96,7 +96,7 @@ def test_positions_in_another_unit_are_warned_of(unit: float, span: str) -> None
     pmd.observe.counts_from_catalogue(corners[:8], configure())
 
 
-@pytest.mark.parametrize("sites", [1, 5 / 4, 2, 7 / 2])
+@pytest.mark.parametrize("sites", [5 / 8, 3 / 4, 1, 5 / 4, 2, 7 / 2])
 def test_particles_near_their_sites_are_warned_of(sites: float) -> None:
     """Sites in a cell along x and y; galaxies at particles of 10 Mpc/h at a = 0.5 had 0.3 and 2.4 times their P."""
     config, rng = configure(), np.random.default_rng(5)
@@ -109,4 +109,7 @@ def test_particles_near_their_sites_are_warned_of(sites: float) -> None:
     x[:, :2] = spacing * (np.round(x[:, :2] / spacing) + rng.normal(0, 0.25, (len(x), 2)))  # exp(-(2 pi / 4)^2 / 2)
     with pytest.warns(UserWarning, match=r"objects keep to a lattice .amplitude 0.[23]\d*.*; use window"):
         pmd.observe.counts_from_catalogue(x, config)
-    pmd.observe.counts_from_catalogue(x, config, window="cloud-in-cell")
+    pmd.observe.counts_from_catalogue(x, config, window="triangular")
+    pmd.observe.counts_from_catalogue(x, config, window="cloud-in-cell", interlaced=True)
+    with pytest.warns(UserWarning, match=r"the window cloud-in-cell change P.k., by about a third"):
+        pmd.observe.counts_from_catalogue(x, config, window="cloud-in-cell")
