@@ -393,6 +393,17 @@ def test_particles_almost_at_rest_are_a_warning(tmp_path: Path, initial: pmd.Par
         pmd.load_initial_conditions(path, COSMO, make_config((1, 1)))
 
 
+def test_particles_of_long_boxes_are_not_almost_at_rest(tmp_path: Path):
+    """Their velocities have one large component."""
+    config = pmd.Config((800.0, 100.0, 100.0), (64, 8, 8), a_start=A, decomposition=(1, 1))
+    noise = pmd.white_noise(jax.random.key(3), config)
+    particles = pmd.lpt(pmd.linear_modes(noise, COSMO, config), COSMO, config)
+    speeds = np.sqrt(np.sum(np.asarray(particles.vel) ** 2, -1))
+    assert np.mean(speeds**2 < np.mean(speeds**2) / 25) > 0.03
+    path = pmd.save_snapshot(tmp_path / "s.hdf5", particles, COSMO, config, A, format="swift")
+    pmd.load_initial_conditions(path, COSMO, config)
+
+
 def test_ids_of_no_lattice_are_named(tmp_path: Path, initial: pmd.Particles, monkeypatch: pytest.MonkeyPatch):
     """The first particles lack the smallest ID, from which IDs count."""
     monkeypatch.setattr("pmwd_dist.io.snapshot.particles.CHUNK", 64)

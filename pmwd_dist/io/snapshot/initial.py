@@ -352,12 +352,13 @@ def _second_order(particles: Particles, a: float, table: GrowthTable, config: Co
 def _moments(x: Array, config: Config) -> tuple[np.ndarray, float, float]:
     """Mean vector of particles, the rms distance of vectors from it, and the share of vectors below a fifth of it.
 
-    The share is 0.01 of Gaussian vectors. It is left out of waves along two axes or one.
+    The share is taken with components in units of their own rms, and is 0.01 of Gaussian vectors. It is left out of
+    waves along two axes or one.
     """
 
     def moments(x: Array) -> tuple[Array, Array, Array]:
         squares = x.var((0, 1, 2))
-        low = (x**2).sum(-1) <= 0.2**2 * squares.sum()
+        low = jnp.einsum("xyzi,i->xyz", x**2, 1 / jnp.maximum(squares, jnp.finfo(x.dtype).tiny)) <= 3 * 0.2**2
         return x.mean((0, 1, 2)), squares.sum(), low.mean() * (squares.min() > 1e-6 * squares.sum())
 
     mean, square, share = jit(moments, out_shardings=config.decomposition.replicated)(x)
