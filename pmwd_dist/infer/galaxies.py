@@ -75,7 +75,7 @@ class LagrangianGalaxies(Observable):
         """Density of galaxies in units of the mean, from particles at `config.a_stop`."""
         weights = self.weights(modes, parameters, table, config)
         if self.line_of_sight is not None:
-            particles = redshift_space(particles, table, config, line_of_sight=self.line_of_sight)
+            particles = redshift_space(particles, table, config, line_of_sight=self.line_of_sight, a=config.a_stop)
         return self.windowed(tracer_density(particles, weights, config), config)
 
     def windowed(self, density: Array, config: Config) -> Array:

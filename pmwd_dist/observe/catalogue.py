@@ -97,7 +97,7 @@ def galaxy_catalogue(
       number_density: mean number density of the galaxies [(h/Mpc)^3].
       weights: weights of the particles, of any mean above 0, such as `bias_weights`; default: 1.
       line_of_sight: direction of the redshifts, "x", "y", "z" or a vector.
-      a: scale factor of the particles; default: `config.a_stop`.
+      a: scale factor of the particles; default: the one that they are made for.
 
     Returns:
       Columns `Position` and `RedshiftSpacePosition`, comoving, from 0 to the sides of the box [Mpc/h], and `Velocity`,
@@ -118,7 +118,7 @@ def galaxy_catalogue(
     check_on_host("galaxy_catalogue", (particles, cosmo, weights, key, number_density))
     check_key(key)
     check_number(number_density, "number_density", 0, MOST_GALAXIES / math.prod(config.box_size), unit="(h/Mpc)^3")
-    at = float(config.a_stop if a is None else inputs.scale_factor(a))
+    at = float(inputs.scale_factor_of(particles, a))
     particles = inputs.checked_particles(particles, config, at, real_space=True)
     inputs.check_finite(particles)
     moved = redshift_space(particles, cosmo, config, line_of_sight=line_of_sight, a=at)

@@ -185,10 +185,8 @@ def particle_rows(particles: Particles, config: Config, a: Any = None) -> tuple[
     Raises:
       ValueError: an error of `friends_of_friends` in its particles or scale factor.
     """
-    at = particles.origin.a if a is None and isinstance(particles, Particles) else a
-    if at is None:
-        raise ArgumentError("a", a, "is not known for these particles", "pass their scale factor")
-    particles = inputs.checked_particles(particles, config, inputs.scale_factor(at))
+    at = inputs.scale_factor_of(particles, a)
+    particles = inputs.checked_particles(particles, config, at)
     inputs.check_finite(particles)
     positions = particles.positions(config)
     velocities = jax.device_put(particles.velocities(at), positions.sharding)

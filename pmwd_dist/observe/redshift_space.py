@@ -23,7 +23,7 @@ from pmwd_dist.observe.shells import checked_observer
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.fft import fftfreq3d
 from pmwd_dist.pm import inputs
-from pmwd_dist.pm.particles import Origin, Particles, site_positions
+from pmwd_dist.pm.particles import Origin, Particles, is_number, site_positions
 
 _AXES = {"x": (1.0, 0.0, 0.0), "y": (0.0, 1.0, 0.0), "z": (0.0, 0.0, 1.0)}
 
@@ -52,30 +52,31 @@ def redshift_space(
       line_of_sight: direction n, the same everywhere: "x", "y", "z" or a vector of any length.
       observer: position in the box [Mpc/h] from which lines of sight start instead, to the position of each particle
         within the box, not to its nearest image.
-      a: scale factor of the particles; default: `config.a_stop`.
+      a: scale factor of the particles; default: the one that they are made for.
 
     Returns:
       Particles with other displacements and the same momenta.
 
     Raises:
-      ValueError: the particles are not Particles of this config, or in redshift space already, or another argument is
-        out of its range.
+      ValueError: the particles are not Particles of this config, or in redshift space already, or don't know their
+        scale factor, as inside jit and in functions of saveat, or another argument is out of its range.
 
     Examples:
       >>> density = pmd.density(pmd.observe.redshift_space(particles, cosmo, config), config)
     """
     inputs.check_config(config)
-    a, name = (config.a_stop, "config.a_stop") if a is None else (inputs.scale_factor(a), "a")
-    particles = inputs.checked_particles(particles, config, a, name, real_space=True)
+    at: Any = inputs.scale_factor_of(particles, a)
+    particles = inputs.checked_particles(particles, config, at, real_space=True)
     if observer is not None:
         if not (isinstance(line_of_sight, str) and line_of_sight == "z"):
             constraint = "can't be given together with observer, where lines of sight start"
             raise ArgumentError("line_of_sight", line_of_sight, constraint, "leave one of them out")
         where = _observer(observer, config)
-        moved = _radial(particles, growth_table_to(config.lpt_order, cosmo), a, where, config)
+        moved = _radial(particles, growth_table_to(config.lpt_order, cosmo), at, where, config)
     else:
-        moved = _plane_parallel(particles, growth_table_to(config.lpt_order, cosmo), a, direction(line_of_sight))
-    return Particles(moved.disp, moved.vel, origin=Origin(None, config.box_size, redshift_space=True))
+        moved = _plane_parallel(particles, growth_table_to(config.lpt_order, cosmo), at, direction(line_of_sight))
+    known = float(at) if is_number(at) else None
+    return Particles(moved.disp, moved.vel, origin=Origin(known, config.box_size, redshift_space=True))
 
 
 def cosine_moments(

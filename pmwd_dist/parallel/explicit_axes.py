@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -31,7 +32,7 @@ def on_auto_axes(function: Callable[P, R]) -> Callable[P, R]:
         inside_shard_map = bool(jax.sharding.get_abstract_mesh().manual_axes)
         if config is None or not config.decomposition.has_explicit_types or inside_shard_map:
             return function(*args, **kwargs)
-        leaves, tree = jax.tree.flatten((args, kwargs))
+        leaves, tree = jax.tree.flatten((args, kwargs), _is_empty)
         arrays = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array)]
 
         def of_arrays(values: Sequence[Any]) -> R:
@@ -61,6 +62,11 @@ def _config(x: Any) -> Any:
     return x if isinstance(getattr(x, "decomposition", None), Decomposition) else None
 
 
+def _is_empty(x: Any) -> bool:
+    """A dataclass without arrays, as the origin of particles, which forgets its fields when it becomes a pytree."""
+    return dataclasses.is_dataclass(x) and not jax.tree.leaves(x)
+
+
 def _moved(tree: Any, mesh: Mesh, spec: Callable[[Any], PartitionSpec]) -> Any:
     """The arrays on a mesh of the same devices with other types of axes."""
 
@@ -72,7 +78,7 @@ def _moved(tree: Any, mesh: Mesh, spec: Callable[[Any], PartitionSpec]) -> Any:
             return jax.random.wrap_key_data(move(jax.random.key_data(x)), impl=jax.random.key_impl(x))
         return jax.device_put(x, NamedSharding(mesh, spec(x)))
 
-    return jax.tree.map(move, tree)
+    return jax.tree.map(move, tree, is_leaf=_is_empty)
 
 
 def _traced(function: Callable[[Sequence[Any]], R], values: Sequence[Any], config: Any) -> R:
@@ -80,7 +86,7 @@ def _traced(function: Callable[[Sequence[Any]], R], values: Sequence[Any], confi
     structure: list[Any] = []
 
     def arrays_of(values: Sequence[Any]) -> list[Any]:
-        leaves, tree = jax.tree.flatten(function(values))
+        leaves, tree = jax.tree.flatten(function(values), _is_empty)
         structure[:] = [tree, *(None if isinstance(x, jax.Array) else x for x in leaves)]
         return [x for x in leaves if isinstance(x, jax.Array)]
 

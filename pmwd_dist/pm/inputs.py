@@ -78,8 +78,7 @@ def checked_particles(
 
     With `real_space` they may not be those of `redshift_space`.
     """
-    remedy = "pass solution.particles" if hasattr(particles, "particles") else _SOURCES["particles"]
-    check_type(particles, Particles, "particles", "must be Particles", remedy)
+    _check_particles(particles)
     disp, vel = (vectors(getattr(particles, x), config, f"particles.{x}") for x in ("disp", "vel"))
     origin = particles.origin
     particles.check_box(config)
@@ -114,6 +113,17 @@ def scale_factor(a: Any, name: str = "a") -> Any:
     if is_number(a) and not _FIRST <= float(a) <= _LAST:
         raise ArgumentError(name, a, f"must be a scale factor from {_FIRST:g} to {_LAST:g}")
     return a
+
+
+def scale_factor_of(particles: Any, a: Any) -> Any:
+    """Check the scale factor of particles, by default the one that they are made for, which they must know then."""
+    _check_particles(particles)
+    return scale_factor(particles.scale_factor(a))
+
+
+def _check_particles(particles: Any) -> None:
+    remedy = "pass solution.particles" if hasattr(particles, "particles") else _SOURCES["particles"]
+    check_type(particles, Particles, "particles", "must be Particles", remedy)
 
 
 def _check_array(x: Any, name: str) -> None:

@@ -100,13 +100,18 @@ class Particles(eqx.Module):
 
     def velocity_unit(self, a: Any = None) -> Array:
         """Peculiar velocity of a momentum of 1 Mpc/h [km/s], with the argument and errors of `velocities`."""
-        at = self.origin.a if a is None else a
-        if at is None:
-            raise ArgumentError("a", a, "is not known for these particles", "pass their scale factor")
+        at = self.scale_factor(a)
         check_number(at, "a", 1e-4, 10)
         if is_number(at) and self.origin.a is not None and abs(float(at) / self.origin.a - 1) > 1e-4:
             raise ArgumentError("a", a, f"is not the scale factor of the particles, {self.origin.a:.6g}")
         return 100 / jnp.asarray(at, self.vel.dtype)
+
+    def scale_factor(self, a: Any = None) -> Any:
+        """A scale factor; default: the one that these particles are made for. ArgumentError if it is unknown."""
+        if a is None and self.origin.a is None:
+            remedy = "pass their scale factor, which transformations of JAX and functions of saveat don't keep"
+            raise ArgumentError("a", a, "is not known for these particles", remedy)
+        return self.origin.a if a is None else a
 
 
 class ExactParticles(eqx.Module):

@@ -72,7 +72,7 @@ def test_particles_move_along_the_line_of_sight(decomposition: pmd.Decomposition
 @pytest.mark.parametrize(("name", "axis"), [("x", 0), ("y", 1), ("z", 2)])
 def test_axes_have_names(name: str, axis: int, single: pmd.Decomposition) -> None:
     particles, config = random_particles(), configure(single)
-    result = pmd.observe.redshift_space(particles, problems.cosmology(), config, line_of_sight=name)
+    result = pmd.observe.redshift_space(particles, problems.cosmology(), config, line_of_sight=name, a=1.0)
     expected = np.asarray(particles.disp) + np.asarray(particles.vel) * (np.arange(3) == axis)  # E(1) = 1
     np.testing.assert_allclose(result.disp, expected, rtol=0, atol=1e-12)
 
@@ -82,8 +82,8 @@ def test_a_particle_at_the_observer_stays(single: pmd.Decomposition) -> None:
     particles = pmd.Particles(np.zeros((*N, 3)), np.ones((*N, 3)))
 
     def total(vel: Any, observer: Any) -> Any:
-        disp = pmd.observe.redshift_space(pmd.Particles(particles.disp, vel), cosmo, config, observer=observer).disp
-        return disp.sum(), disp
+        moved = pmd.observe.redshift_space(pmd.Particles(particles.disp, vel), cosmo, config, observer=observer, a=1.0)
+        return moved.disp.sum(), moved.disp
 
     (_, disp), gradient = jax.value_and_grad(total, has_aux=True)(particles.vel, (0.0, 0.0, 0.0))
     assert not disp[0, 0, 0].any()
@@ -123,8 +123,9 @@ def test_long_waves_have_kaiser_s_factor(single: pmd.Decomposition) -> None:
         ({"observer": (1, 40, 1)}, r"observer=\[1.0, 40.0, 1.0\] must lie in the box of 24 x 32 x 24 Mpc/h"),
         ({"observer": (1, 1)}, "must lie in the box"),
         ({"a": 3.0}, "a=3.0 must be a scale factor"),
+        ({"a": None}, "a=None is not known for these particles; pass their scale factor, which transformations of JAX"),
     ],
 )
 def test_bad_lines_of_sight_are_refused(options: Any, message: str, single: pmd.Decomposition) -> None:
     with pytest.raises(ValueError, match=message):
-        pmd.observe.redshift_space(random_particles(), problems.cosmology(), configure(single), **options)
+        pmd.observe.redshift_space(random_particles(), problems.cosmology(), configure(single), **{"a": 1.0} | options)

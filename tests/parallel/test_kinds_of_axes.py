@@ -91,7 +91,8 @@ def test_simulations_on_explicit_axes(cosmo: Any, single: pmd.Decomposition) -> 
         typed(results, noise, config)
     config = config_of(pmd.Decomposition(mesh=mesh_of("explicit", "slabs")))
     noise = pmd.white_noise(jax.random.key(0), config)
-    results = evolve(pmd.linear_modes(noise, cosmo, config), cosmo, config)[1]
+    solution, results = evolve(pmd.linear_modes(noise, cosmo, config), cosmo, config)
+    assert [x.origin.a for x in (solution.particles, *solution.snapshots)] == [1.0, 0.5, 1.0]
     close(results, {name: expected[name] for name in results})
     typed(results, noise, config)
 

@@ -143,8 +143,8 @@ MISUSE: list[tuple[Any, str]] = [
     ),
     (lambda: pmd.density(made(8.0), CONFIG), r"particles.origin.box_size=.* is not the box of the config"),
     (
-        lambda: redshift_space(made(), COSMO, CONFIG),
-        r"particles.origin.a=0.1 is not config.a_stop=1; pass particles of",
+        lambda: redshift_space(made(), COSMO, CONFIG, a=1.0),
+        r"particles.origin.a=0.1 is not a=1; pass particles of",
     ),
     (lambda: pmd.density(redshift_space(made(8.0, 0.5), COSMO, BIG, a=0.5), CONFIG), r"is not the box of"),
     (lambda: redshift_space(distorted(), COSMO, CONFIG, a=0.1), "are in redshift space already; pass those"),

@@ -82,8 +82,10 @@ def test_snapshots_know_their_time_and_box(cosmo: Any, solver: Any) -> None:
     assert [x.origin.a for x in some] == [config.a_start, 0.5] == list(some.origin.times)
     assert moved[0].origin.a is None  # whatever the function did
     np.testing.assert_array_equal(some[1].velocities(), some[1].velocities(0.5))
-    with pytest.raises(ValueError, match=r"particles.origin.a=0.5 is not config.a_stop=1"):
-        pmd.observe.redshift_space(some[1], cosmo, config)
+    shifted = [pmd.observe.redshift_space(some[1], cosmo, config, a=a).disp for a in (None, 0.5)]
+    np.testing.assert_array_equal(*shifted)
+    with pytest.raises(ValueError, match=r"a=None is not known for these particles; pass their scale factor"):
+        jax.jit(lambda x: pmd.observe.redshift_space(x, cosmo, config))(some[1])
     with pytest.raises(ValueError, match="is not the box of the config"):
         some[1].positions(configure(box_size=2 * config.box_size[0]))
 
