@@ -105,8 +105,12 @@ def _locked(x: np.ndarray, config: Config) -> float:
     """
 
     def of_axis(places: np.ndarray, n: int) -> float:
-        bins = np.floor(places % 1 * 16 * n).astype(int) % (16 * n)
-        waves = np.abs(np.fft.rfft(np.bincount(bins, minlength=16 * n))) / len(places)
+        bins = 32 * n
+        at = places % 1 * bins
+        left = np.floor(at).astype(int)
+        shares = {0: 1 - at + left, 1: at - left}  # linear: aliases of far shorter waves are below 0.02
+        total = sum(np.bincount((left + i) % bins, share, bins) for i, share in shares.items())
+        waves = np.abs(np.fft.rfft(total)) / len(places)
         above = n // 2
         peak = above + int(waves[above : 4 * n + 1].argmax())
         return float(waves[peak] * (waves[peak] > 4 * np.median(waves[peak // 2 : 3 * peak // 2 + 1])))

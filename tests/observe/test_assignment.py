@@ -105,6 +105,8 @@ def test_particles_near_their_sites_are_warned_of(sites: float) -> None:
     pmd.observe.counts_from_catalogue(x, config)
     groups = rng.choice(x[:20], len(x)) + rng.normal(0, 0.05, x.shape)  # no lattice
     pmd.observe.counts_from_catalogue(groups, config)
+    rounded = config.cell_size[0] / 10  # ten sites a cell
+    pmd.observe.counts_from_catalogue(np.round(x / rounded) * rounded, config)
     pmd.observe.counts_from_catalogue(x, pmd.Config(BOX, 2, decomposition=(1, 1)))
     x[:, :2] = spacing * (np.round(x[:, :2] / spacing) + rng.normal(0, 0.25, (len(x), 2)))  # exp(-(2 pi / 4)^2 / 2)
     with pytest.warns(UserWarning, match=r"objects keep to a lattice .amplitude 0.[23]\d*.*; use window"):
