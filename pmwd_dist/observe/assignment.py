@@ -26,9 +26,9 @@ from pmwd_dist.pm import fourier, inputs
 Window = Literal["nearest", "cloud-in-cell", "triangular"]
 _ORDERS: dict[Window, int] = {"nearest": 1, "cloud-in-cell": 2, "triangular": 3}  # cells along an axis
 _AT_ONCE = 1 << 20  # objects
-# Fourier amplitudes of a lattice from which on its aliases change P(k): by about 10 % (nearest), or a third beyond half
-# the Nyquist frequency.
-_LOCKED: dict[Window, float] = {"nearest": 0.05, "cloud-in-cell": 0.15, "triangular": 0.5}
+# Fourier amplitude of a lattice from which on its aliases change P(k): by about 10 % (nearest), or beyond half the Nyquist
+# frequency by about a third.
+_LOCKED: dict[Window, float] = {"nearest": 0.05, "cloud-in-cell": 0.15, "triangular": 0.15}
 _MANY = 1000  # objects, of which fewer have more noise than this changes
 _FEW, _NARROW = 10, 0.05  # objects, and part of the box in which so many suggest another unit
 
@@ -86,10 +86,10 @@ def counts_from_catalogue(
     aliased = len(x) >= _MANY and (window == "nearest" or not interlaced)
     if aliased and (share := _locked(x, config)) > _LOCKED[window] + 2 / math.sqrt(len(x)):
         text = f"positions: objects keep to a lattice (amplitude {share:.2g}), as particles near their sites:"
-        change = "a third beyond half the Nyquist frequency"
+        change = "a factor of 3 at 0.2, beyond half the Nyquist frequency"
         if window == "nearest":
             change = "10 % at 0.05 and factors at 0.3"
-        text += f" aliases of the window {window} change P(k), by about {change}"
+        text += f" aliases of the window {window} change P(k), by up to {change}"
         warnings.warn(f'{text}; use window="cloud-in-cell", interlaced=True, or more particles', stacklevel=2)
     fields = [_painted(x, w, config, _ORDERS[window], shift) for shift in (0.0, 0.5)[: 1 + interlaced]]
     dtype = jnp.result_type(float)

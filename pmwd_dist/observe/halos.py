@@ -160,8 +160,8 @@ def friends_of_friends(
       Mass, number of particles, centre of mass, core and velocity of each halo.
 
     Raises:
-      ValueError: an array is traced or of another config, the scale factor is not known, the particles are not finite,
-        or another argument is out of its range.
+      ValueError: an array is traced or of another config, the scale factor is not known, the particles are not finite
+        or in redshift space, or another argument is out of its range.
 
     Examples:
       >>> halos = observe.friends_of_friends(solution.particles, cosmo, config)
@@ -186,7 +186,7 @@ def particle_rows(particles: Particles, config: Config, a: Any = None) -> tuple[
       ValueError: an error of `friends_of_friends` in its particles or scale factor.
     """
     at = inputs.scale_factor_of(particles, a)
-    particles = inputs.checked_particles(particles, config, at)
+    particles = inputs.checked_particles(particles, config, at, real_space=True)
     inputs.check_finite(particles)
     positions = particles.positions(config)
     velocities = jax.device_put(particles.velocities(at), positions.sharding)

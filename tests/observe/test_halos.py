@@ -233,6 +233,9 @@ def test_overdensity_masses(clustered: pmd.Particles, decomposition: pmd.Decompo
     assert (halos.columns["halo_m200m"] > 0).sum() > 5
     with pytest.raises(ValueError, match="particles.origin.a=1.0 is not a=0.5"):
         pmd.observe.overdensity_masses(halos, clustered, cosmo, config)
+    seen = pmd.observe.redshift_space(clustered, cosmo, config, a=1.0)
+    with pytest.raises(ValueError, match="are in redshift space already; pass those in real space"):
+        pmd.observe.friends_of_friends(seen, cosmo, config)
 
 
 def test_mass_functions(clustered: pmd.Particles) -> None:
