@@ -26,8 +26,8 @@ from pmwd_dist.pm import fourier, inputs
 Window = Literal["nearest", "cloud-in-cell", "triangular"]
 _ORDERS: dict[Window, int] = {"nearest": 1, "cloud-in-cell": 2, "triangular": 3}  # cells along an axis
 _AT_ONCE = 1 << 20  # objects
-# Fourier amplitude of a lattice from which on its aliases change P(k): by about 10 % (nearest), or beyond half the Nyquist
-# frequency by about a third.
+# Fourier amplitude of a lattice from which on its aliases change P(k): by about 10 % (nearest), or a third beyond half
+# the Nyquist frequency.
 _LOCKED: dict[Window, float] = {"nearest": 0.05, "cloud-in-cell": 0.15, "triangular": 0.15}
 _MANY = 1000  # objects, of which fewer have more noise than this changes
 _FEW, _NARROW = 10, 0.05  # objects, and part of the box in which so many suggest another unit
