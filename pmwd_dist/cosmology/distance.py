@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -28,7 +29,7 @@ _TIMES = np.exp(_STEP * np.arange(-_BELOW, _ABOVE + 1))
 _SERIES = [1 / math.factorial(2 * n + 1) for n in range(14)]
 
 
-def comoving_distance(a: ArrayLike, cosmo: Cosmology | GrowthTable) -> Array:
+def comoving_distance(a: ArrayLike | Sequence[float], cosmo: Cosmology | GrowthTable) -> Array:
     """Comoving distance along the line of sight from scale factor a to a = 1 [Mpc/h]; negative beyond a = 1.
 
     c / H0 int da / (a^2 E(a)), by Gauss-Legendre quadrature in the root of a, for 0.001 <= a <= 2; more than a thousand
@@ -68,7 +69,7 @@ def _integrated(a: Array, table: GrowthTable) -> Array:
     return HUBBLE_DISTANCE * jnp.sum(half * _WEIGHTS.astype(a.dtype).reshape((1,) * a.ndim + (-1,)) * rate, axis=-1)
 
 
-def _floats(x: ArrayLike) -> Array:
+def _floats(x: ArrayLike | Sequence[float]) -> Array:
     return as_array(x, jnp.result_type(float, *jax.tree.leaves(x)))
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer, eval_context
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Real
 
 from pmwd_dist._checks import check_number, check_seen
 from pmwd_dist._errors import ArgumentError
@@ -151,7 +151,7 @@ def _spherical_shear(kappa: Array, cone: SphericalLightCone) -> Array:
     return harmonics.synthesise_spin2(harmonics.shear_modes(modes), cone.nside, decomposition)
 
 
-def kaiser_squires(gamma: Float[Array, "2 ..."]) -> Float[Array, "2 ..."]:
+def kaiser_squires(gamma: Real[Array, "2 ..."]) -> Float[Array, "2 ..."]:
     """E and B modes of a shear map, as convergence without its mean: B vanishes for lensing (Kaiser & Squires 1993).
 
     A flat map is treated as periodic: at its edges, and where it is masked, E modes leak into B.

@@ -113,10 +113,14 @@ def test_cosmologies_far_from_the_tables_are_refused(name: str, changes: dict[st
         ("eisenstein-hu", {"n_eff": 4.0}, 'n_eff = 4 is outside of 2.9 to 3.1, the range of linear_power = "eisenst'),
     ],
 )
-def test_cosmologies_of_less_accuracy_raise_a_warning(name: str, changes: Any, message: str) -> None:
+def test_cosmologies_of_less_accuracy_raise_a_warning(
+    name: str, changes: Any, message: str, pytestconfig: pytest.Config
+) -> None:
     with pytest.warns(UserWarning, match=message) as caught:
         pmd.linear_power(0.1, problems.cosmology(**changes), name)
-    assert [warning.filename for warning in caught] == [__file__]
+    assert len(caught) == 1
+    if not pytestconfig.option.all:  # whose checks of types are frames between
+        assert caught[0].filename == __file__
 
 
 @pytest.mark.parametrize(

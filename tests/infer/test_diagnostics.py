@@ -123,6 +123,7 @@ def test_errors_of_steps_are_told_from_chains_that_have_not_mixed() -> None:
     assert still.reasons == [] and still.unmixed == ["b1 (R-hat inf, 1 effective samples)"]
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_burn_in_hides_no_bias_of_the_later_draws() -> None:
     """Chains that reach the posterior within half of their draws are corrected for the bias of the other half."""
     rng = np.random.default_rng(2)

@@ -167,7 +167,7 @@ def counts(config: pmd.Config, **options: Any) -> Any:
     return pmd.observe.expected_counts(ONES, config, **({"number_density": 1.0} | options))
 
 
-def test_filters_that_leave_no_wave_are_a_warning() -> None:
+def test_filters_that_leave_no_wave_are_a_warning(pytestconfig: pytest.Config) -> None:
     config = pmd.Config(8.0, SHAPE, decomposition=(1, 1))
     for name, filtered in {
         "smoothing": lambda radius: weights(config, B2, smoothing=radius),
@@ -176,7 +176,8 @@ def test_filters_that_leave_no_wave_are_a_warning() -> None:
         filtered(4.0)
         with pytest.warns(UserWarning, match=f"^{name} = 5: this filter leaves no wave of a box of 8 Mpc/h$") as caught:
             filtered(5.0)
-        assert caught[0].filename == __file__
+        if not pytestconfig.option.all:  # whose checks of types are frames between
+            assert caught[0].filename == __file__
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -134,6 +134,7 @@ def test_an_estimator_of_surveys_finds_the_multipoles_of_the_box() -> None:
         assert np.abs((power - expected) / scatter).max() < 0.4
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_negative_weights_and_bad_arguments() -> None:
     config = configure()
     particles = simulate(config)
