@@ -156,7 +156,7 @@ def check_negative(*weights: Array, stacklevel: int = 4) -> None:
     text = f"are negative for {100 * particles:.2g} % of the particles"
     text += f", which hold {100 * galaxies:.2g} % of the galaxies"
     if galaxies > MOST_NEGATIVE:
-        remedy = "use a larger smoothing, or a smaller bias"
+        remedy = "use a larger smoothing, or biases nearer to 0"
         raise ArgumentError("weights", galaxies, f"{text}: P(k) would be too low", remedy, show_value=False)
     if galaxies > _SAID:
         warnings.warn(f"weights {text}: P(k) comes out low", stacklevel=stacklevel)

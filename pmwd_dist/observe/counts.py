@@ -96,7 +96,7 @@ def _check_negative(rate: Array) -> None:
         raise ArgumentError("density", total, _SEEN, show_value=False)
     if galaxies > MAX_CUT:
         text = f"density: 1 + delta_g is negative in {100 * cells:.2g} % of the cells, and P(k) of counts comes out low"
-        warnings.warn(f"{text}; use a larger smoothing, or a smaller bias", stacklevel=4)
+        warnings.warn(f"{text}; use a larger smoothing, or biases nearer to 0", stacklevel=4)
 
 
 @on_auto_axes

@@ -100,7 +100,7 @@ def draw_mock(plan: InferencePlan, warn: Callable[[str], None] = warnings.warn) 
         cells, galaxies, _ = map(float, negative_shares(field[shown(to_host(likelihood.mask), field.shape)]))
         if galaxies > MAX_CUT:
             share = f"in {100 * cells:.2g} % of the cells, where at most 2 % of nbar is expected"
-            remedy = "P(k) of the counts is too low; use a larger model.smoothing, or a smaller b1"
+            remedy = "P(k) of the counts is too low; use a larger model.smoothing, or a b1 nearer to 0"
             warn(f"mock: 1 + delta_g is negative {share}: {remedy}")
     numbers = {f"parameters/{name}": x for name, x in plan.model.parameters(truth).items()}
     return {"data": data, **to_host({"noise": truth["noise"]} | numbers)}

@@ -184,7 +184,7 @@ class Galaxies(TableOutput):
             share = f"the weights of about {100 * particles:.2g} % of the particles will be negative, too many to draw"
             radii = (float(f"{max(config.cell_size) * 1.5**i:.2g}") for i in range(40))
             radius = next((r for r in radii if not self._negative(simulation, r, MAX_CUT / 2)), max(config.box_size))
-            said.append(f"observe.galaxies: {share}; use observe.galaxies.smoothing = {radius:g}, or a smaller b1")
+            said.append(f"observe.galaxies: {share}; use observe.galaxies.smoothing = {radius:g}, or a b1 nearer to 0")
         return said
 
     @property
@@ -319,7 +319,7 @@ class Counts(OfGalaxies):
         cells, lost, _ = map(float, negative_shares(field))
         if lost > MAX_CUT:
             share = f"1 + delta_g is negative in {100 * cells:.2g} % of the cells, and P(k) of counts would be too low"
-            remedy = f"{self._smoothing(view)} or a smaller b1, or leave number_density out; then resume"
+            remedy = f"{self._smoothing(view)} or a b1 nearer to 0, or leave number_density out; then resume"
             raise SimulationError(f"observe.galaxies at {view.title}: {share}; {remedy}")
         weight = galaxies.weight(config, view.data)
         selection = 1.0 if weight is None else weight
