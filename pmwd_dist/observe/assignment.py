@@ -44,7 +44,8 @@ def counts_from_catalogue(
     """Number of objects in each cell of the mesh, divided over devices like a density.
 
     Cell i is centred at i times its side, as in `cic_paint`. Counts by the nearest cell are whole numbers, as a Poisson
-    likelihood expects. A model of them needs the same window, see `with_window`. Of a survey, the counts of random
+    likelihood expects. Spectra need interlaced counts by cloud-in-cell: aliases raise P(k) of the others towards the
+    Nyquist frequency. A model of counts needs the same window, see `with_window`. Of a survey, the counts of random
     points times the ratio of both numbers are the expected counts without clustering.
 
     Args:
