@@ -162,4 +162,4 @@ def _fermi_dirac_transform(x: Array) -> Array:
     def add(total: Array, term: tuple[Array, Array]) -> tuple[Array, None]:
         return total + term[1] / (term[0] ** 2 + x**2) ** 2, None
 
-    return jax.lax.scan(add, jnp.zeros_like(x), terms)[0]  # which compiles, and runs, faster than the sum written out
+    return jax.lax.scan(add, jnp.zeros_like(x), terms)[0]  # compiles and runs faster than the sum written out

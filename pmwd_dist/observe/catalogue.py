@@ -104,8 +104,8 @@ def galaxy_catalogue(
       peculiar [km/s], all of shape (galaxies, 3), in the order of the lattice of the particles.
 
     Raises:
-      ValueError: an array is traced or of another config, negative weights hold more than 2 % of the galaxies, or
-        another argument is out of its range.
+      ValueError: an array is traced or of another config, the scale factor is not known, the particles are in redshift
+        space, negative weights hold more than 2 % of the galaxies, or another argument is out of its range.
 
     Warns:
       UserWarning: negative weights hold more than 0.5 % of the galaxies, so that P(k) comes out low.

@@ -107,7 +107,11 @@ class Particles(eqx.Module):
         return 100 / jnp.asarray(at, self.vel.dtype)
 
     def scale_factor(self, a: Any = None) -> Any:
-        """A scale factor; default: the one that these particles are made for. ArgumentError if it is unknown."""
+        """Scale factor of the particles: the argument, or by default the one that they are made for.
+
+        Raises:
+          ValueError: it is neither given nor known, as after a transformation of JAX.
+        """
         if a is None and self.origin.a is None:
             remedy = "pass their scale factor, which transformations of JAX and functions of saveat don't keep"
             raise ArgumentError("a", a, "is not known for these particles", remedy)

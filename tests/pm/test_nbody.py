@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,16 +77,25 @@ def test_a_snapshot_is_the_end_of_a_run_that_stops_there(cosmo: Any) -> None:
 def test_snapshots_know_their_time_and_box(cosmo: Any, solver: Any) -> None:
     config = configure()
     steps = {} if solver is None else {"solver": solver, "adjoint": diffrax.DirectAdjoint()}
-    subs = {"some": diffrax.SubSaveAt(t0=True, ts=[0.5]), "moved": diffrax.SubSaveAt(ts=[0.5], fn=lambda a, x, _: x)}
+    see = partial(pmd.observe.redshift_space, config=config)
+    subs = {
+        "some": diffrax.SubSaveAt(t0=True, ts=[0.5]),
+        "moved": diffrax.SubSaveAt(ts=[0.5], fn=lambda a, x, _: x),
+        "seen": diffrax.SubSaveAt(ts=[0.5], fn=lambda a, x, table: see(x, table, a=a).disp),
+    }
     solution = pmd.nbody(initial(config, cosmo), cosmo, config, saveat=diffrax.SaveAt(subs=subs), **steps)
     some, moved = solution.snapshots["some"], solution.snapshots["moved"]
     assert [x.origin.a for x in some] == [config.a_start, 0.5] == list(some.origin.times)
     assert moved[0].origin.a is None  # whatever the function did
     np.testing.assert_array_equal(some[1].velocities(), some[1].velocities(0.5))
-    shifted = [pmd.observe.redshift_space(some[1], cosmo, config, a=a).disp for a in (None, 0.5)]
+    shifted = [see(some[1], cosmo, a=a).disp for a in (None, 0.5)]
     np.testing.assert_array_equal(*shifted)
+    np.testing.assert_allclose(solution.snapshots["seen"][0], shifted[0], rtol=0, atol=1e-5)
     with pytest.raises(ValueError, match=r"a=None is not known for these particles; pass their scale factor"):
-        jax.jit(lambda x: pmd.observe.redshift_space(x, cosmo, config))(some[1])
+        jax.jit(lambda x: see(x, cosmo))(some[1])
+    unknown = diffrax.SaveAt(ts=[0.5], fn=lambda a, x, table: see(x, table).disp)
+    with pytest.raises(ValueError, match=r"a=None is not known for these particles"):
+        pmd.nbody(initial(config, cosmo), cosmo, config, saveat=unknown, **steps)
     with pytest.raises(ValueError, match="is not the box of the config"):
         some[1].positions(configure(box_size=2 * config.box_size[0]))
 
