@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from pmwd_dist._checks import check_flag
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._jax.program import filter_jit, jit
 from pmwd_dist.infer import trees
@@ -118,6 +119,7 @@ def sample(
     check_method(method)
     _check_positions(posterior, positions)
     _check_numbers(key, steps, thin, chunk, most_failures)
+    check_flag(keep_noise, "keep_noise")
     schedule = Schedule(positions, tuning_steps, method, energy_variance, STAGES if tuning is None else SETTLING)
     options = {"method": method, "energy_variance": energy_variance, "tuning_steps": tuning_steps, "thin": thin}
     identity = identity_of(_parts(posterior, positions, key) | options | {"chunk": chunk, "keep_noise": keep_noise})

@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
 
-from pmwd_dist._checks import check_choice, check_number
+from pmwd_dist._checks import check_choice, check_flag, check_number
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist.config import Config
 from pmwd_dist.observe.filters import mean_of_meshes
@@ -72,6 +72,7 @@ def counts_from_catalogue(
     inputs.check_config(config)
     check_on_host("counts_from_catalogue", (positions, weights))
     check_choice(window, "window", get_args(Window))
+    check_flag(interlaced, "interlaced")
     x = np.asarray(numbers(positions, "positions"))
     w = np.ones(len(x) if x.ndim else 0) if weights is None else np.asarray(numbers(weights, "weights"), float)
     if x.ndim != 2 or x.shape[1] != 3:

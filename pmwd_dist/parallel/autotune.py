@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pmwd_dist._checks import check_flag
 from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import cache_folder, read_text, write_text
 from pmwd_dist._jax.program import jit
@@ -69,6 +70,7 @@ def autotune(
     devices, dtype = _devices(n_devices), _precision(dtype)
     shape, halo, repeats = cells(shape, "shape"), whole_number(halo, "halo"), whole_number(repeats, "repeats", least=1)
     _check_size(shape, dtype, len(devices))
+    check_flag(measure_again, "measure_again")
     if halo > max(64, *shape):
         raise ArgumentError("halo", halo, f"is wider than the mesh, {shape}", "use a narrower one")
     candidates = [

@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Complex, Float, Num, Real
 
+from pmwd_dist._checks import check_flag
 from pmwd_dist._jax.order import barrier
 from pmwd_dist._jax.program import jit
 from pmwd_dist.parallel import inputs
@@ -162,6 +163,7 @@ def get_fft_output_sharding(x: Any, *, inverse: bool = False) -> NamedSharding:
     Examples:
       >>> pmd.get_fft_output_sharding(field)
     """
+    check_flag(inverse, "inverse")
     decomposition = x if isinstance(x, Decomposition) else Decomposition.of(x, spectrum=inverse)
     return decomposition.sharding if inverse else decomposition.spectrum_sharding
 
@@ -195,6 +197,7 @@ def fftfreq3d(
     """
     shape, decomposition = inputs.cells(shape, "shape"), as_decomposition(decomposition)
     decomposition.check(shape, "shape")
+    check_flag(real, "real")
     if not real:
         decomposition.check_axis(shape, 2, decomposition.pdims[1], "shape")
     sides = shape if box_size is None else box_size

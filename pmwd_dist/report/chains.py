@@ -130,6 +130,8 @@ def traces(draws: Any, *, truth: Mapping[str, float] | None = None, axes: Any = 
 def _check_draws(draws: Any) -> None:
     """Raise ArgumentError unless draws are finite numbers by name."""
     check_type(draws, Mapping, "draws", "must be a mapping from names", "pass a chain, or draws by name")
+    if not draws:
+        raise ArgumentError("draws", draws, "has no parameters")
     for parameter, x in draws.items():
         check_number(x, f"draws[{parameter!r}]", several=True, constant=True)
 

@@ -403,6 +403,7 @@ NOISE = np.ones((2, *SHAPE))
         ({"steps": 150}, r"steps=150 must be a multiple of thin \* chunk = 100"),
         ({"tuning_steps": 0}, "tuning_steps=0 must be a whole number, 40 or more"),
         ({"key": 3}, "key=3 must be a key of jax.random"),
+        ({"keep_noise": "no"}, "keep_noise='no' must be True or False"),
         ({"most_failures": np.nan}, "most_failures=nan must be a share of the steps"),
         ({"method": "nuts"}, "method='nuts' must be one of mclmc, hmc; NumPyro and blackjax have others"),
         ({"posterior": 3}, r"posterior is no posterior; use model.condition\(data\)"),

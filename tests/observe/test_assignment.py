@@ -82,6 +82,7 @@ def test_wrong_catalogues_are_refused() -> None:
         "weights must be a finite number": (x, {"weights": [1, 1, np.inf, 1, 1]}),
         "window='tsc' must be 'nearest', 'cloud-in-cell' or 'triangular'": (x, {"window": "tsc"}),
         "positions.dtype=.* must be a type of numbers": ("text", {}),
+        "interlaced='no' must be True or False": (np.ones((2, 3)), {"interlaced": "no"}),
     }
     for message, (positions, options) in refused.items():
         with pytest.raises(ValueError, match=message):

@@ -140,6 +140,9 @@ MISUSE: list[tuple[Any, str]] = [
     (lambda own: pmd.autotune((8, 8, 8), n_devices=5), "n_devices=5 must be 1 to 4"),
     (lambda own: pmd.autotune((8, 8, 8), dtype="complex64"), "dtype=complex64 must be float32 or float64"),
     (lambda own: pmd.autotune((8, 8, 8), dtype="foo"), "dtype=foo must be float32 or float64"),
+    (lambda own: pmd.autotune((8, 8, 8), measure_again="no"), "measure_again='no' must be True or False"),
+    (lambda own: pmd.fftfreq3d((8, 8, 8), own, real=0), "real=0 must be True or False"),
+    (lambda own: pmd.get_fft_output_sharding(own, inverse="no"), "inverse='no' must be True or False"),
 ]
 
 

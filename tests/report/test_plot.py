@@ -79,6 +79,7 @@ COUNT = "must be a list with an entry for each spectrum"
         (lambda: plot.mass_function({}), "found is or holds a dict, which has no mass; pass what observe.mass_func"),
         (lambda: plot.angular_power(SPECTRUM), "spectra is or holds a PowerSpectrum, which has no ell"),
         (lambda: plot.corner({"a": np.full((2, 9), np.nan)}), r"draws\['a'\] must be a finite number"),
+        (lambda: plot.corner({}), "draws={} has no parameters"),
         (lambda: plot.corner(DRAWS, priors=(1, 2)), "priors is a tuple and must be a mapping"),
         (lambda: plot.corner(DRAWS, priors={"b": 1}), r"priors\['b'\] is of no parameter; use names of a$"),
         (lambda: plot.corner(DRAWS, truth={"sigma_8": 0.8}), r"truth\['sigma_8'\] is of no parameter; use names of a"),

@@ -204,7 +204,9 @@ def test_values_are_those_of_the_library(whole: SimulationJob):
     found = read_table(whole.folder / "multipoles_z0.000.csv")
     np.testing.assert_allclose(found["shot noise"], 4**3)
     galaxies = read_table(whole.folder / "galaxies_z0.000.csv")
-    assert "P0 holds no shot noise" in (whole.folder / "galaxies_z0.000.csv").read_text().splitlines()[1]
+    note = (whole.folder / "galaxies_z0.000.csv").read_text().splitlines()[1]
+    assert "P0 holds no shot noise" in note
+    assert "mask convolve the power, and not its linear theory" in note
     assert len(found["k"]) == 3  # to 0.95 of the Nyquist frequency, which the fourth bin has
     assert len(galaxies["k"]) == 2
     for pole, row, seen in zip((0, 2, 4), poles, survey, strict=True):

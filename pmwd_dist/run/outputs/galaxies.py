@@ -232,7 +232,8 @@ class Galaxies(TableOutput):
         table = poles_table(self, view, title, measured, theory, noise, bias=self.linear_bias, **sight)
         # Modes of a part of the box are fewer (Feldman, Kaiser & Peacock 1994, eq. 2.4.5).
         columns = {name: x * scatter if name.startswith("error") else x for name, x in table.columns.items()}
-        return replace(table, columns=columns, note=SHOT_NOISE.format("in"))
+        window = "" if weight is None else "; selection and mask convolve the power, and not its linear theory"
+        return replace(table, columns=columns, note=SHOT_NOISE.format("in") + window)
 
     @classmethod
     def plot(cls, table: Table) -> Drawing:
