@@ -92,5 +92,12 @@ panel.set(xlabel="x [Mpc/h], line of sight", ylabel="y [Mpc/h]", title=f"{int(co
 figure.colorbar(image, label="galaxies")
 
 # %% [markdown]
-# `weighted_overdensity` turns counts into a field whose power is the galaxies' power plus shot noise, and
+# `weighted_overdensity` takes counts over their expected number without clustering, and gives a field whose power is
+# the galaxies' power plus shot noise.
+
+# %%
+observed = pmd.observe.weighted_overdensity(counts / (3e-3 * 8.0**3 * selection), selection, config)
+pmd.plot.multipoles(pmd.observe.power_multipoles(observed, config, **sight), theory)
+
+# %% [markdown]
 # [Measure spectra](../howto/observables.md) has masks, interlacing and bispectra.

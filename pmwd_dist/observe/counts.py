@@ -110,25 +110,39 @@ def weighted_overdensity(
     without a survey.
 
     Args:
-      density: density of the galaxies in units of their mean, n, on the mesh; any value where the weight is 0.
+      density: density of the galaxies in units of their mean, n, on the mesh; any value where the weight is 0. Of
+        a survey, counts over expected counts without clustering.
       weight: observed fraction W, selection times mask, on the mesh.
       config: configuration of the simulation.
 
     Raises:
       ValueError: a field is not on the mesh, a density that is not finite or 0, or a weight beyond 0 to 1.
+
+    Warns:
+      UserWarning: the density follows the weight, as counts do that were not divided by the expected ones.
     """
     density, weight = inputs.mesh_field(density, config, "density"), inputs.mesh_field(weight, config, "weight")
     check_shares(weight, "weight")
     if not isinstance(weight, Tracer) and not weight.any():
         raise ArgumentError("weight", 0, "must not be 0 in every cell")
-    contrast = _overdensity(density, weight)
-    if not isinstance(contrast, Tracer) and not jnp.isfinite(contrast).all():
-        raise ArgumentError("density", density, _SEEN, show_value=False)
+    contrast, counted, *excesses = _overdensity(density, weight)
+    if not isinstance(contrast, Tracer):
+        if not jnp.isfinite(contrast).all():
+            raise ArgumentError("density", density, _SEEN, show_value=False)
+        excess, of_weight = map(float, excesses)
+        if counted and of_weight > 0.02 and excess > of_weight / 2:
+            text = f"density: its mean weighted by the selection is {100 * excess:.2g} % above its mean"
+            text += f", as of counts that hold the selection ({100 * of_weight:.2g} %)"
+            warnings.warn(f"{text}; divide counts by the expected ones without clustering", stacklevel=3)
     return contrast
 
 
 @jit
-def _overdensity(density: Array, weight: Array) -> Array:
+def _overdensity(density: Array, weight: Array) -> tuple[Array, Array, Array, Array]:
+    """The result, whether it may be of counts, and the excess of means by weight, of the density and of the weight."""
     density = jnp.where(weight > 0, density, 0)
-    mean = jnp.sum(weight * density) / jnp.sum(weight)
-    return weight * (density / mean - 1) / jnp.sqrt(jnp.mean(weight**2))
+    mean, seen = jnp.sum(weight * density) / jnp.sum(weight), jnp.sum(weight > 0)
+    contrast = weight * (density / mean - 1) / jnp.sqrt(jnp.mean(weight**2))
+    plain = jnp.sum(density) / seen
+    counted = jnp.all(density == jnp.round(density)) | (jnp.abs(plain - 1) > 0.5)
+    return contrast, counted, mean / plain - 1, jnp.sum(weight**2) * seen / jnp.sum(weight) ** 2 - 1

@@ -82,9 +82,10 @@ def particles_of(shape: tuple[int, int, int]) -> tuple[pmd.Particles, pmd.Config
 def assert_holds(path: Path, particles: pmd.Particles, config: pmd.Config, kind: Format) -> None:
     """Bits of all arrays of a file."""
     with h5py.File(path) as file:
-        a, h = float(np.ravel(file["Header"].attrs["Time"])[0]), float(jax_cosmo.Planck15().h)
+        header, h = file["Header"].attrs, float(jax_cosmo.Planck15().h)
+        a = float(np.ravel(header.get("Scale-factor", header["Time"]))[0])
         found = {name: np.asarray(data) for name, data in file["PartType1"].items()}
-        mass = file["Header"].attrs["MassTable"][1]
+        mass = header["MassTable"][1]
     order, units = np.argsort(found["ParticleIDs"]), FORMATS[kind]
     disp, vel = (np.asarray(x).reshape(-1, 3) for x in (particles.disp, particles.vel))
     sides = np.asarray(config.box_size)

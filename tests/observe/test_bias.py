@@ -154,6 +154,15 @@ def test_power_of_a_survey_is_that_of_the_galaxies(single: pmd.Decomposition) ->
     np.testing.assert_allclose(field, weight * inside / np.sqrt(np.mean(weight**2)), rtol=1e-12)
 
 
+@pytest.mark.parametrize("unit", [1.0, 0.35])  # which counts by the nearest cell do not have
+def test_counts_that_hold_the_selection_are_told(unit: float, single: pmd.Decomposition) -> None:
+    config, selection = configure(single), np.linspace(0.2, 1, SHAPE[2]) * np.ones(SHAPE)
+    counts = np.random.default_rng(6).poisson(2 * selection) * unit
+    with pytest.warns(UserWarning, match=r"is 22 % above its mean, .* \(21 %\); divide counts by the"):
+        pmd.observe.weighted_overdensity(counts, selection, config)
+    pmd.observe.weighted_overdensity(counts / selection, selection, config)  # no word
+
+
 def weights(config: pmd.Config, bias: Any, **options: Any) -> Any:
     modes = pmd.prfft3d(jnp.zeros(SHAPE), config.decomposition)
     return pmd.observe.bias_weights(modes, bias, problems.cosmology(), config, **options)

@@ -22,6 +22,8 @@ from pmwd_dist.io.snapshot.base import KM_S_PER_H0, TYPES, Attributes, Part, Sna
 from pmwd_dist.io.snapshot.units import CM_PER_MPC, GRAM_PER_MASS
 from pmwd_dist.parallel.distributed import on_main
 
+_AGE = "Universe age [internal units]"
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 _SECOND = CM_PER_MPC / 1e5  # Mpc s/km
 _UNKNOWN = ("Git Branch", "Git Revision", "Git Date", "Compiler Name", "Compiler Version", "MPI library")
 _UNKNOWN += ("FFTW library version", "GSL library version")
@@ -37,10 +39,10 @@ _UNITS = {
 
 def _groups(part: Part) -> dict[str, Attributes]:
     """The groups that swiftsimio reads, and Policy and Parameters, by which pynbody recognises the format."""
-    units = _in_arrays(_UNITS)
+    units, cosmology = _in_arrays(_UNITS), _cosmology(part)
     return {
-        "Header": _header(part),
-        "Cosmology": _in_arrays(_cosmology(part)),
+        "Header": _header(part) | _in_arrays({"Time": cosmology[_AGE]}),
+        "Cosmology": _in_arrays(cosmology),
         "Units": units,
         "InternalCodeUnits": units,
         "Code": {name: np.bytes_(text) for name, text in _CODE.items()},
@@ -67,7 +69,6 @@ def _in_arrays(values: Attributes) -> Attributes:
 def _header(part: Part) -> Attributes:
     common = counts(part, part.mass / part.h)
     numbers = {
-        "Time": part.a,
         "Redshift": 1 / part.a - 1,
         "Scale-factor": part.a,
         "Dimension": 3,
@@ -91,21 +92,26 @@ def _header(part: Part) -> Attributes:
 
 @jit
 def _densities(own: Parameters, a: Any) -> tuple[Any, ...]:
-    """a^3 (H / H0)^2 and the densities of cold matter, dark energy, neutrinos, photons, and massless neutrinos."""
-    rate = own.Omega_cb * expansion(background(own), jnp.log(a))[0]
-    return rate, own.Omega_cb, own.Omega_de, own.Omega_nu, *((0.0, 0.0) if own.n_eff is None else own.radiation)
+    """H0 t, a^3 (H / H0)^2, and densities of cold matter, dark energy, neutrinos, photons and massless neutrinos."""
+    dtype = jnp.result_type(float)
+    root = jnp.asarray([*(_NODES + 1) / 2, 1], dtype) * jnp.sqrt(a)
+    rate = own.Omega_cb * expansion(background(own), 2 * jnp.log(root))[0]
+    age = jnp.sum(jnp.asarray(_WEIGHTS, dtype) * (root**2 / jnp.sqrt(rate))[:-1]) * jnp.sqrt(a)  # int da / (a H)
+    radiation = (0.0, 0.0) if own.n_eff is None else own.radiation
+    return age, rate[-1], own.Omega_cb, own.Omega_de, own.Omega_nu, *radiation
 
 
 def _cosmology(part: Part) -> dict[str, Any]:
     own = parameters(part.cosmo)
     tabulated = own.w_table is not None  # which SWIFT can't name: readers compute no other distances
-    rate, Omega_cb, Omega_de, *others = map(float, _densities(own, part.a))
+    age, rate, Omega_cb, Omega_de, *others = map(float, _densities(own, part.a))
     square = rate / part.a**3  # (H / H0)^2
     w_0, w_a = (math.nan, math.nan) if tabulated else (float(part.cosmo.w0), float(part.cosmo.wa))
     return {
         "Cosmological run": 1,
         "Redshift": 1 / part.a - 1,
         "Scale-factor": part.a,
+        _AGE: age / (100 * part.h),
         "h": part.h,
         "H0 [internal units]": 100 * part.h,
         "H [internal units]": 100 * part.h * math.sqrt(square),
