@@ -222,7 +222,10 @@ def check_finite(data: np.ndarray, mask: Array | None, sigma: Any = None) -> Non
     if wrong.any():
         index = tuple(int(i) for i in np.argwhere(wrong)[0])
         constraint = f"holds {int(wrong.sum())} values that are no finite numbers, or too large, the first at {index}"
-        raise ArgumentError("data", data, constraint, "mask those cells, or use other units or noise", show_value=False)
+        remedy = "mask those cells, or use other units or noise"
+        if np.isnan(data).all():
+            remedy = "data of a failed simulation need a wider halo"
+        raise ArgumentError("data", data, constraint, remedy, show_value=False)
 
 
 def data_warning(data: Any, mask: Any = None, *, density: bool = False) -> str:

@@ -334,6 +334,7 @@ def damaged(value: float) -> np.ndarray:
             r"data holds 1 values that are no finite numbers, or too large, the first at \(1, 2, 3\)",
         ),
         (infer.Gaussian(1.0), damaged(1e30), r"1 values .* or too large, .*; mask those cells, or use other units or"),
+        (infer.Gaussian(1.0), np.full(SHAPE, np.nan), "data of a failed simulation need a wider halo"),
         (infer.Gaussian(1e-14), np.ones(SHAPE), "holds 120 values that are no finite numbers, or too large"),
         (infer.Gaussian(1.0), np.ones((4, 4, 4)), r"data.shape=\(4, 4, 4\) must be mesh_shape=\(4, 6, 5\)"),
         (infer.Poisson(1.0), damaged(-1.0), "data=.*-1.0.* is no number of galaxies; use Gaussian"),
