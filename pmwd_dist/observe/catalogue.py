@@ -23,7 +23,6 @@ from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.growth import GrowthTable, parameters_of
 from pmwd_dist.cosmology.parameters import Cosmology
-from pmwd_dist.observe.counts import negative_shares
 from pmwd_dist.observe.redshift_space import LineOfSight, redshift_space
 from pmwd_dist.parallel import distributed
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
@@ -149,7 +148,7 @@ def about_simulation(cosmo: Cosmology | GrowthTable, config: Config) -> dict[str
 
 def check_negative(*weights: Array, stacklevel: int = 4) -> None:
     """Warn of negative weights, the worst of some, or raise ArgumentError."""
-    shares = [tuple(map(float, negative_shares(x))) for x in weights]
+    shares = [tuple(map(float, _negative_shares(x))) for x in weights]
     if not all(math.isfinite(galaxies) and 0 < total < math.inf for _, galaxies, total in shares):
         raise ArgumentError("weights", weights, "must be finite, with a sum above 0", show_value=False)
     particles, galaxies, _ = max(shares, key=lambda share: share[1])
@@ -160,6 +159,13 @@ def check_negative(*weights: Array, stacklevel: int = 4) -> None:
         raise ArgumentError("weights", galaxies, f"{text}: P(k) would be too low", remedy, show_value=False)
     if galaxies > _SAID:
         warnings.warn(f"weights {text}: P(k) comes out low", stacklevel=stacklevel)
+
+
+@jit
+def _negative_shares(weights: Array) -> tuple[Array, Array, Array]:
+    """Share of the weights that are negative, minus their sum over the sum of all, and the latter."""
+    total = jnp.sum(weights)
+    return jnp.mean(weights < 0), jnp.sum(jnp.maximum(-weights, 0)) / jnp.abs(total), total
 
 
 @partial(jit, static_argnames="config")

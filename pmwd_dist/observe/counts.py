@@ -20,7 +20,7 @@ from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import numbers
 from pmwd_dist.pm import inputs
 
-MAX_CUT = 0.005  # galaxies in negative cells over all galaxies; their cut takes about five times this share of P(k)
+MAX_CUT = 0.02  # share of P(k) that is lost where negative densities are cut
 _SEEN = "must be finite, with a mean above 0 where it is seen"
 MOST_IN_A_CELL = 1e6  # mean number of galaxies; Poisson numbers of JAX in single precision scatter too much beyond 1e7
 
@@ -73,29 +73,39 @@ def expected_counts(
             check_shares(factor, name)
         seen = factor > 0 if name == "mask" else seen
         counts = counts * factor
-    rate = counts * jnp.where(seen, density, 0)
-    _check_negative(rate)
+    density = jnp.where(seen, density, 0)
+    _check_negative(density, counts)
+    rate = counts * density
     cut = jnp.maximum(rate, 0)
     total = jnp.sum(cut)
     return cut * jnp.where(total > 0, jnp.maximum(jnp.sum(rate), 0) / jnp.where(total > 0, total, 1), 1)
 
 
 @jit
-def negative_shares(rate: Array) -> tuple[Array, Array, Array]:
-    """Share of the cells that are negative, minus their sum over the sum of all, and the latter."""
-    total = jnp.sum(rate)
-    return jnp.mean(rate < 0), jnp.sum(jnp.maximum(-rate, 0)) / jnp.abs(total), total
+def lost_power(density: Array, weight: Array) -> tuple[Array, Array, Array]:
+    """Share of negative cells, estimated share of P(k) that is lost with them, and sum of the density by weight.
+
+    It is 1 - s^3.4 with the slope s of the cut density with the density. In simulations the loss is 0.5 to 1.6 times
+    that, for biases of either sign, and up to three times where that is below 1 %.
+    """
+    weight, cut = jnp.broadcast_to(weight, density.shape), jnp.maximum(density, 0)
+    total = jnp.sum(weight * density)
+    contrast, of_cut = (x * (jnp.sum(weight) / jnp.sum(weight * x)) - 1 for x in (density, cut))
+    variance = jnp.sum(weight * contrast**2)
+    slope = jnp.sum(weight * contrast * of_cut) / jnp.where(variance > 0, variance, 1)
+    return jnp.mean(weight * density < 0), jnp.where(variance > 0, 1 - jnp.maximum(slope, 0) ** 3.4, 0), total
 
 
-def _check_negative(rate: Array) -> None:
-    if isinstance(rate, Tracer):
+def _check_negative(density: Array, weight: Array) -> None:
+    if isinstance(density, Tracer) or isinstance(weight, Tracer):
         return
     with eval_context():
-        cells, galaxies, total = map(float, negative_shares(rate))
+        cells, lost, total = map(float, lost_power(density, weight))
     if not 0 <= total < math.inf:
         raise ArgumentError("density", total, _SEEN, show_value=False)
-    if galaxies > MAX_CUT:
-        text = f"density: 1 + delta_g is negative in {100 * cells:.2g} % of the cells, and P(k) of counts comes out low"
+    if lost > MAX_CUT:
+        text = f"density: 1 + delta_g is negative in {100 * cells:.2g} % of the cells, and P(k) of counts comes out"
+        text += f" about {100 * lost:.2g} % low"
         warnings.warn(f"{text}; use a larger smoothing, or biases nearer to 0", stacklevel=4)
 
 

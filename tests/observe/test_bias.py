@@ -12,6 +12,7 @@ import pytest
 
 import pmwd_dist as pmd
 from pmwd_dist._checks import check_shares
+from pmwd_dist.observe.counts import lost_power
 
 SHAPE, BOX = (8, 8, 6), (24.0, 32.0, 24.0)
 BIAS = {"b1": 0.7, "b2": -0.4, "bs2": 0.3, "bnabla2": 2.5, "b3": 0.2, "bdeltas2": -0.6, "bs3": 0.9}
@@ -110,6 +111,24 @@ def test_counts_follow_selection_and_mask(single: pmd.Decomposition) -> None:
     with pytest.warns(UserWarning, match=r"1 \+ delta_g is negative in 23 % of the cells.*use a larger smoothing"):
         halved = pmd.observe.expected_counts(np.where(density < 0.7, -density, density), config, number_density=0.01)
     assert float(halved.min()) == 0
+
+
+@pytest.mark.parametrize("bias", [1.5, -0.25])
+def test_the_power_that_is_lost_with_negative_densities(bias: float, single: pmd.Decomposition) -> None:
+    """Also where few cells hold few galaxies, the peaks of tracers of negative bias."""
+    config, k = pmd.Config(256.0, 32, decomposition=single), 32 * np.fft.fftfreq(32)
+    k = np.sqrt(k[:, None, None] ** 2 + k[:, None] ** 2 + k[:17] ** 2)
+    noise = np.random.default_rng(5).standard_normal((32, 32, 32))
+    x = np.fft.irfftn(np.fft.rfftn(noise) * (1 + k) ** -0.7 * np.exp(-((k / 8) ** 2)))
+    matter = np.exp(0.8 * x / x.std())
+    density = 1 + bias * (matter / matter.mean() - 1)
+    with pytest.warns(UserWarning, match=r"counts comes out about \d+ % low") as warned:
+        counts = pmd.observe.expected_counts(density, config, number_density=0.01)
+    whole, cut = (pmd.power_spectrum(f / f.mean(), config).power[:4].mean() for f in (density, counts))
+    lost = 1 - float(cut / whole)
+    assert lost > 0.08
+    assert 0.5 < lost / float(lost_power(jnp.asarray(density), jnp.asarray(0.01))[1]) < 1.6
+    assert f"{100 * float(lost_power(jnp.asarray(density), jnp.ones(()))[1]):.2g} % low" in str(warned[0].message)
 
 
 @pytest.mark.parametrize("hidden", [np.nan, np.inf, -1e30])

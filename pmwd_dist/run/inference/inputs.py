@@ -19,7 +19,7 @@ from pmwd_dist._jax.program import jit
 from pmwd_dist.infer.chain.chain import on_devices
 from pmwd_dist.infer.likelihoods import shown
 from pmwd_dist.io.arrays import Arrays, Shapes, fingerprint, read_arrays, reading, write_arrays
-from pmwd_dist.observe.counts import MAX_CUT, negative_shares
+from pmwd_dist.observe.counts import MAX_CUT, lost_power
 from pmwd_dist.parallel.distributed import from_main, on_main, to_devices, to_host
 from pmwd_dist.pm.noise import GAUSSIAN, noise_of
 from pmwd_dist.pm.status import SimulationError
@@ -97,11 +97,11 @@ def draw_mock(plan: InferencePlan, warn: Callable[[str], None] = warnings.warn) 
         remedy = problem or "use a wider devices.halo, or more time.steps"
         raise SimulationError(f"the simulation of the mock failed; {remedy}")
     if isinstance(likelihood := plan.model.likelihood, infer.Poisson):
-        cells, galaxies, _ = map(float, negative_shares(field[shown(to_host(likelihood.mask), field.shape)]))
-        if galaxies > MAX_CUT:
+        cells, lost, _ = map(float, lost_power(field[shown(to_host(likelihood.mask), field.shape)], np.ones(())))
+        if lost > MAX_CUT:
             share = f"in {100 * cells:.2g} % of the cells, where at most 2 % of nbar is expected"
-            remedy = "P(k) of the counts is too low; use a larger model.smoothing, or a b1 nearer to 0"
-            warn(f"mock: 1 + delta_g is negative {share}: {remedy}")
+            share += f": P(k) of the counts is about {100 * lost:.2g} % too low"
+            warn(f"mock: 1 + delta_g is negative {share}; use a larger model.smoothing, or a b1 nearer to 0")
     numbers = {f"parameters/{name}": x for name, x in plan.model.parameters(truth).items()}
     return {"data": data, **to_host({"noise": truth["noise"]} | numbers)}
 

@@ -21,7 +21,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.observe.angular_power import UNMAGNIFIED
 from pmwd_dist.observe.bias import LagrangianBias, bias_weights, tracer_density
 from pmwd_dist.observe.catalogue import MOST_GALAXIES, MOST_NEGATIVE
-from pmwd_dist.observe.counts import MAX_CUT, MOST_IN_A_CELL, expected_counts, negative_shares, weighted_overdensity
+from pmwd_dist.observe.counts import MAX_CUT, MOST_IN_A_CELL, expected_counts, lost_power, weighted_overdensity
 from pmwd_dist.observe.filters import interlaced_density
 from pmwd_dist.observe.multipoles import kaiser_multipoles, power_multipoles
 from pmwd_dist.observe.redshift_space import redshift_space
@@ -183,7 +183,8 @@ class Galaxies(TableOutput):
         if self._draws and (particles := self._negative(simulation, self.smoothing, MOST_NEGATIVE)):
             share = f"the weights of about {100 * particles:.2g} % of the particles will be negative, too many to draw"
             radii = (float(f"{max(config.cell_size) * 1.5**i:.2g}") for i in range(40))
-            radius = next((r for r in radii if not self._negative(simulation, r, MAX_CUT / 2)), max(config.box_size))
+            few = (r for r in radii if not self._negative(simulation, r, MOST_NEGATIVE / 8))
+            radius = next(few, max(config.box_size))
             said.append(f"observe.galaxies: {share}; use observe.galaxies.smoothing = {radius:g}, or a b1 nearer to 0")
         return said
 
@@ -317,9 +318,10 @@ class Counts(OfGalaxies):
         """Integers from the Poisson distributions of the rates, shape mesh_shape."""
         config, galaxies = view.simulation.config, self.galaxies
         field = tracer_density(*galaxies.tracers(view), config)
-        cells, lost, _ = map(float, negative_shares(field))
+        cells, lost, _ = map(float, lost_power(field, jnp.ones(())))
         if lost > MAX_CUT:
-            share = f"1 + delta_g is negative in {100 * cells:.2g} % of the cells, and P(k) of counts would be too low"
+            share = f"1 + delta_g is negative in {100 * cells:.2g} % of the cells, and P(k) of counts would be about"
+            share += f" {100 * lost:.2g} % too low"
             remedy = f"{self._smoothing(view)} or a b1 nearer to 0, or leave number_density out; then resume"
             raise SimulationError(f"observe.galaxies at {view.title}: {share}; {remedy}")
         weight = galaxies.weight(config, view.data)
@@ -335,7 +337,7 @@ class Counts(OfGalaxies):
         radius = self.galaxies.smoothing or max(config.cell_size) / 1.5
         while (radius := float(f"{1.5 * radius:.2g}")) < min(config.box_size) / 4:
             smoother = self.galaxies.model_copy(update={"smoothing": radius})
-            if float(negative_shares(tracer_density(*smoother.tracers(view), config))[1]) <= MAX_CUT / 2:
+            if float(lost_power(tracer_density(*smoother.tracers(view), config), jnp.ones(()))[1]) <= MAX_CUT / 2:
                 return f"set observe.galaxies.smoothing = {radius:g},"
         return "set"
 
