@@ -99,7 +99,7 @@ def check_shares(values: Any, name: str) -> None:
     if missing:
         raise ArgumentError(name, values, f"holds {missing} values of NaN", "pass shares from 0 to 1", show_value=False)
     if not low >= 0:
-        raise ArgumentError(name, low, "must not be negative", "pass shares from 0 to 1")
+        raise ArgumentError(name, low, "must not be negative", "pass shares from 0 to 1: np.clip removes rounding")
     if not high <= 1 + 1e-6:
         raise ArgumentError(name, high, "must not exceed 1", "pass shares from 0 to 1: divide it by its maximum")
 

@@ -49,7 +49,7 @@ from pmwd_dist.infer.tuning.loop import ChainTuning, TuningProgress, begin, chec
 from pmwd_dist.infer.tuning.saved import SavedTuning, kind_of, parts_of
 from pmwd_dist.infer.tuning.schedule import SETTLING, STAGES, Schedule
 from pmwd_dist.io.arrays import Arrays
-from pmwd_dist.parallel.distributed import from_main, raise_on_all_processes, to_host
+from pmwd_dist.parallel.distributed import check_shared, from_main, raise_on_all_processes, to_host
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm.status import SimulationError
@@ -130,6 +130,8 @@ def sample(
         identity |= identity_of({"tuning": tuning.arrays})
     with raise_on_all_processes():
         folder = ChainFolder(output, identity)
+    check_shared(folder.path, "output")
+    with raise_on_all_processes():
         stored, earlier = folder.read(noise=False)
     wanted = steps // (thin * chunk)
     begin_key, tune_key, run_key = jax.random.split(key, 3)

@@ -14,9 +14,11 @@ import signal
 import sys
 import threading
 import time
+import uuid
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
@@ -25,6 +27,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import message
 from pmwd_dist._jax.program import ended
 from pmwd_dist.parallel.launcher import coordinator, in_shell_of_srun, launched_size, local_device, note, under_srun
@@ -387,6 +390,21 @@ def on_main(do: Callable[..., object], *arguments: Any) -> None:
     with raise_on_all_processes():
         if is_main():
             do(*arguments)
+
+
+def check_shared(folder: Path, name: str) -> None:
+    """Raise SharedError unless all processes of several see a folder of process 0, where it can write. Collective."""
+    if jax.process_count() == 1:
+        return
+    mark = folder / exchange(f".shared-{uuid.uuid4().hex}")[0]
+    on_main(mark.touch)
+    try:
+        with raise_on_all_processes():
+            if not mark.exists():
+                remedy = "name one folder for all processes, on a file system that they share"
+                raise ArgumentError(name, str(folder), "is not the folder of process 0", remedy)
+    finally:
+        on_main(mark.unlink)
 
 
 def _problem_of_mpi() -> str:

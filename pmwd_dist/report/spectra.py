@@ -128,11 +128,14 @@ def multipoles(measured: Any, linear: Any = None, *, error: Any = None, axes: An
       >>> pmd.plot.multipoles(observe.power_multipoles(density, config), theory)
     """
     check_results([measured], "measured", "k power modes poles", "observe.power_multipoles")
-    check_results([] if linear is None else linear, "linear", "power", "observe.kaiser_multipoles")
+    check_results([] if linear is None else linear, "linear", "power poles", "observe.kaiser_multipoles")
+    rows = {} if linear is None else dict(zip(linear.poles, linear.power, strict=True))
+    if linear is not None and not rows.keys() >= set(measured.poles):
+        raise ArgumentError("linear.poles", linear.poles, f"must hold all of measured.poles={measured.poles}")
     (ax,) = make_axes(axes, _SIZE)
     k, modes, *power = _filled(measured.modes, measured.k, measured.modes, *measured.power)
     scatters = np.zeros_like(power) if error is None else _filled(measured.modes, *error)
-    theories = [] if linear is None else _filled(measured.modes, *linear.power)
+    theories = _filled(measured.modes, *(rows[pole] for pole in measured.poles)) if rows else []
     groups = _groups(k)
     total = np.bincount(groups, modes)
     centre = np.bincount(groups, modes * k) / total

@@ -49,7 +49,7 @@ class Messages:
 # Each process takes itself for the only one on its node: they meet by the name of a host, as on a cluster. MPI is
 # initialised by us.
 SCRIPT = """
-import atexit, os, sys
+import atexit, os, pathlib, sys
 import mpi4py
 mpi4py.rc.initialize = False
 MESSAGES
@@ -90,6 +90,15 @@ halos = test_processes.find_halos(layout)
 sums = distributed.gather(jax.jit(lambda: jax.numpy.ones(3), out_shardings=layout.replicated)())
 assert sums.shape == (3,) if distributed.is_main() else sums is None
 distributed.barrier()
+distributed.check_shared(pathlib.Path("."), "output")
+own = pathlib.Path(f"folder_{jax.process_index()}")
+own.mkdir()
+try:
+    distributed.check_shared(own, "output")
+except distributed.SharedError as error:
+    refused = str(error)
+assert "process 1: output='folder_1' is not the folder of process 0; name one folder for all" in refused, refused
+assert not list(own.iterdir())
 messages.check(world)
 if distributed.is_main():
     np.savez("result.npz", power=power, gradient=gradient, **halos)

@@ -55,6 +55,18 @@ def test_the_axes_of_a_distribution_end_where_it_does() -> None:
     assert low == pytest.approx(0.3 * np.exp(-100)) and 1 < high < 10
 
 
+def test_theory_is_beside_the_multipole_of_its_order() -> None:
+    lines = pmd.plot.multipoles(poles(4, 2), poles(0, 2, 4)).axes[0].lines
+    dashed = [line.get_ydata() for line in lines if len(line.get_xdata()) == 4 and line.get_linestyle() != "None"]
+    np.testing.assert_allclose(dashed, [5 * np.arange(1.0, 5), 3 * np.arange(1.0, 5)])
+
+
+def poles(*orders: int) -> observe.Multipoles:
+    """Multipoles of order l with the power l + 1, at k = 1, 2, 3, 4."""
+    k = jnp.arange(1.0, 5)
+    return observe.Multipoles(k, jnp.outer(1.0 + jnp.asarray(orders), jnp.ones(4)), jnp.ones(4), orders)
+
+
 DRAWS = {"a": np.ones((2, 9))}
 SPECTRUM = pmd.PowerSpectrum(*(np.arange(1.0, 5),) * 3)
 IN_OTHER_BINS = r"shape=\(.*\) of a curve must be \(4,\), the bins of the spectrum"
@@ -73,6 +85,10 @@ COUNT = "must be a list with an entry for each spectrum"
         (lambda: plot.power(SPECTRUM, np.ones(4), shot_noise="x"), "shot_noise='x' must be a finite number"),
         (lambda: plot.power(SPECTRUM, np.ones(4), shot_noise=0), "shot_noise=0 must be a finite number, 1e-30"),
         (lambda: plot.multipoles(SPECTRUM), "measured is or holds a PowerSpectrum, which has no poles; pass what obs"),
+        (
+            lambda: plot.multipoles(poles(0, 2), poles(0)),
+            r"linear.poles=\(0,\) must hold all of measured.poles",
+        ),
         (lambda: plot.bispectrum(SPECTRUM), "measured is or holds a PowerSpectrum, which has no bispectrum"),
         (lambda: plot.cross(SPECTRUM), "found is or holds a PowerSpectrum, which has no correlation; pass what obs"),
         (lambda: plot.pdf([SPECTRUM]), "found is or holds a list, which has no values"),

@@ -127,8 +127,8 @@ def test_masks_that_are_none_are_refused(tmp_path: Path):
     for name, words in {
         "none.npy": "no such file",
         "flat.npy": r"has the shape \[8, 8\], and box.mesh is \[16, 16, 16\]",
-        "dark.npy": "must hold shares from 0 to 1, and some above 0",
-        "bytes.npy": "must hold shares from 0 to 1, and some above 0",
+        "dark.npy": "must hold shares from 0 to 1, some above 0, and holds 0 to 0",
+        "bytes.npy": "must hold shares from 0 to 1, some above 0, and holds 255 to 255; np.clip",
         "run.toml": "must end with .npy, or name a data set",
     }.items():
         settings = read(file, [f"observe.galaxies.mask={name}", "devices.pdims=[1, 1]"])

@@ -16,7 +16,7 @@ from pmwd_dist._jax.native import native_available
 from pmwd_dist._jax.profile import recording
 from pmwd_dist._memory import size
 from pmwd_dist.parallel import distributed
-from pmwd_dist.parallel.distributed import raise_on_all_processes
+from pmwd_dist.parallel.distributed import check_shared, raise_on_all_processes
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.control import Control, Interrupted, stop_requests, watchdog
 from pmwd_dist.run.common.fingerprint import versions
@@ -86,6 +86,7 @@ def execute(
       OSError, SharedError: a file can't be written; figures and the report alone are left out until the end.
     """
     with recording(time.perf_counter()) as profile, stop_requests() as stop, hold_folder(job, resume=resume):
+        check_shared(job.folder, "output")
         checkpoint = job.find_checkpoint() if resume else None
         killed = resume and status_of(job.folder) == "running"  # and nobody holds the folder
         log = Log(job.folder, listener)

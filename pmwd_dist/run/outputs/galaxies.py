@@ -160,7 +160,8 @@ class Galaxies(TableOutput):
     def input_problems(self, arrays: Arrays, simulation: SimulationSetup) -> list[str]:
         for values in arrays.values():
             if not (values.min() >= 0 and 0 < values.max() <= 1):
-                return [f"{_MASK} = {toml_value(self.mask)}: must hold shares from 0 to 1, and some above 0"]
+                found = f"and holds {values.min():.3g} to {values.max():.3g}; np.clip removes rounding"
+                return [f"{_MASK} = {toml_value(self.mask)}: must hold shares from 0 to 1, some above 0, {found}"]
         shares = self.shares_seen(simulation.config, arrays)
         if shares is not None and not shares.max() > 0:
             return ["observe.galaxies.selection: nothing is left of it in the box, times the mask; change one"]
