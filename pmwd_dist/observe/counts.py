@@ -135,24 +135,31 @@ def weighted_overdensity(
     check_shares(weight, "weight")
     if not isinstance(weight, Tracer) and not weight.any():
         raise ArgumentError("weight", 0, "must not be 0 in every cell")
-    contrast, counted, *excesses = _overdensity(density, weight)
+    contrast, *facts = overdensity_by_weight(density, weight)
     if not isinstance(contrast, Tracer):
-        if not jnp.isfinite(contrast).all():
-            raise ArgumentError("density", density, _SEEN, show_value=False)
-        excess, of_weight = map(float, excesses)
-        if counted and of_weight > 0.02 and excess > of_weight / 2:
+        mean, root_mean_square, lowest, excess, of_weight = map(float, facts)
+        if not (0 < mean < math.inf and jnp.isfinite(contrast).all()):
+            raise ArgumentError("density", mean, _SEEN, "pass 1 + delta, not delta")
+        if lowest < 0 and mean < 0.1 * root_mean_square:
+            constraint = f"has a mean of {mean:.2g}, far below its rms, as a contrast has"
+            raise ArgumentError("density", density, constraint, "pass 1 + delta, not delta", show_value=False)
+        if of_weight > 0.02 and 0.5 < excess / of_weight < 2:
             text = f"density: its mean weighted by the selection is {100 * excess:.2g} % above its mean"
-            text += f", as of counts that hold the selection ({100 * of_weight:.2g} %)"
+            text += f", as of counts that hold the selection ({100 * of_weight:.2g} %), or by structure of a small box"
             warnings.warn(f"{text}; divide counts by the expected ones without clustering", stacklevel=3)
     return contrast
 
 
 @jit
-def _overdensity(density: Array, weight: Array) -> tuple[Array, Array, Array, Array]:
-    """The result, whether it may be of counts, and the excess of means by weight, of the density and of the weight."""
-    density = jnp.where(weight > 0, density, 0)
-    mean, seen = jnp.sum(weight * density) / jnp.sum(weight), jnp.sum(weight > 0)
+def overdensity_by_weight(density: Array, weight: Array) -> tuple[Array, ...]:
+    """The result of `weighted_overdensity`, facts of the density, and the excess of means by weight.
+
+    Facts are the mean by weight, the rms and the minimum; excesses over the mean of seen cells are those of the density
+    and of the weight itself.
+    """
+    density, seen = jnp.where(weight > 0, density, 0), jnp.sum(weight > 0)
+    mean = jnp.sum(weight * density) / jnp.sum(weight)
     contrast = weight * (density / mean - 1) / jnp.sqrt(jnp.mean(weight**2))
-    plain = jnp.sum(density) / seen
-    counted = jnp.all(density == jnp.round(density)) | (jnp.abs(plain - 1) > 0.5)
-    return contrast, counted, mean / plain - 1, jnp.sum(weight**2) * seen / jnp.sum(weight) ** 2 - 1
+    facts = mean, jnp.sqrt(jnp.sum(density**2) / seen), jnp.min(density)
+    excesses = mean * seen / jnp.sum(density) - 1, jnp.sum(weight**2) * seen / jnp.sum(weight) ** 2 - 1
+    return contrast, *facts, *excesses

@@ -393,9 +393,14 @@ def on_main(do: Callable[..., object], *arguments: Any) -> None:
 
 
 def check_shared(folder: Path, name: str) -> None:
-    """Raise SharedError unless all processes of several see a folder of process 0, where it can write. Collective."""
+    """Raise SharedError unless all processes of several see a folder, which is made if absent. Collective.
+
+    Each makes it: NFS keeps a name that a process found absent for half a minute, but for attempts to make it.
+    """
     if jax.process_count() == 1:
         return
+    with raise_on_all_processes():
+        folder.mkdir(parents=True, exist_ok=True)
     mark = folder / exchange(f".shared-{uuid.uuid4().hex}")[0]
     on_main(mark.touch)
     try:

@@ -173,11 +173,11 @@ def test_power_of_a_survey_is_that_of_the_galaxies(single: pmd.Decomposition) ->
     np.testing.assert_allclose(field, weight * inside / np.sqrt(np.mean(weight**2)), rtol=1e-12)
 
 
-@pytest.mark.parametrize("unit", [1.0, 0.35])  # which counts by the nearest cell do not have
+@pytest.mark.parametrize("unit", [1.0, 0.8])  # of the mean
 def test_counts_that_hold_the_selection_are_told(unit: float, single: pmd.Decomposition) -> None:
     config, selection = configure(single), np.linspace(0.2, 1, SHAPE[2]) * np.ones(SHAPE)
-    counts = np.random.default_rng(6).poisson(2 * selection) * unit
-    with pytest.warns(UserWarning, match=r"is 22 % above its mean, .* \(21 %\); divide counts by the"):
+    counts = unit / 1.2 * np.random.default_rng(6).poisson(2 * selection)
+    with pytest.warns(UserWarning, match=r"is 22 % above its mean, .* \(21 %\), .*; divide counts by the"):
         pmd.observe.weighted_overdensity(counts, selection, config)
     pmd.observe.weighted_overdensity(counts / selection, selection, config)  # no word
 
@@ -189,6 +189,7 @@ def weights(config: pmd.Config, bias: Any, **options: Any) -> Any:
 
 B2 = pmd.observe.LagrangianBias(b2=1.0)
 ONES = np.ones(SHAPE)
+CONTRAST = 1e-8 + np.where(np.arange(ONES.size).reshape(SHAPE) % 2, 1.0, -1.0)
 
 
 def counts(config: pmd.Config, **options: Any) -> Any:
@@ -222,7 +223,15 @@ def test_filters_that_leave_no_wave_are_a_warning(pytestconfig: pytest.Config) -
         (lambda c: pmd.observe.eulerian_bias(ONES, np.nan, c), "b1=nan must be a finite number"),
         (lambda c: pmd.observe.weighted_overdensity(ONES, 0 * ONES, c), "weight=0 must not be 0 in every cell"),
         (lambda c: pmd.observe.weighted_overdensity(ONES, 7 * ONES, c), "weight=7.0 must not exceed 1; .* its maximum"),
-        (lambda c: pmd.observe.weighted_overdensity(0 * ONES, ONES, c), "density must be finite, with a mean above 0"),
+        (
+            lambda c: pmd.observe.weighted_overdensity(0 * ONES, ONES, c),
+            "density=0.0 must be finite, with a mean above 0",
+        ),
+        (lambda c: pmd.observe.weighted_overdensity(-ONES, ONES, c), r"density=-1.0 .* pass 1 \+ delta, not delta"),
+        (
+            lambda c: pmd.observe.weighted_overdensity(CONTRAST, ONES, c),
+            r"mean of 1e-08, far below its rms",
+        ),
         (lambda c: pmd.observe.expected_counts(-ONES, c, number_density=1.0), "density must be finite, with a mean"),
         (lambda c: pmd.observe.expected_counts(np.inf * ONES, c, number_density=1.0), "density must be finite, with"),
         (lambda c: pmd.observe.expected_counts(np.nan * ONES, c, number_density=1.0), "density must be finite, with"),

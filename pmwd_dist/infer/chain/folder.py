@@ -61,7 +61,7 @@ class ChainFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         self._last = ""  # digest of the last chunk
         stored: dict[str, str] = {}
-        if self._has_files():
+        if (identity is None or is_main()) and self.has_files():  # NFS keeps names that others found absent
             with ArrayFile(self._state) as file, file.reading():
                 stored = dict(file.about["identity"])
         self.identity = dict(stored if identity is None else identity)
@@ -76,7 +76,8 @@ class ChainFolder:
     def _state(self) -> Path:
         return self.path / "state.npz"
 
-    def _has_files(self) -> bool:
+    def has_files(self) -> bool:
+        """Whether the folder has a chain, or its tuning."""
         return self._state.exists() or self._chunk(0).exists()
 
     def reading_state(self) -> AbstractContextManager[None]:
@@ -107,7 +108,7 @@ class ChainFolder:
 
     def read(self, *, noise: bool = True) -> tuple[Arrays, list[Arrays]]:
         """The last state on disk, empty without one, and the chunks up to it, with or without their noise."""
-        if not self._has_files():
+        if not self.has_files():
             return {}, []
         chunks, self._last = list[Arrays](), ""
         with ArrayFile(self._state) as file:

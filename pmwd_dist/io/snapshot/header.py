@@ -130,17 +130,21 @@ def read_counts(file: File, name: str) -> tuple[int, ...]:
     """Number of particles of each type from an attribute of the header."""
     header, high = header_of(file), f"{name}_HighWord"
     low = content.whole_numbers(header, name, 0)
-    words = content.whole_numbers(header, high, 0) if high in header.attrs else [0] * len(low)
+    words = content.whole_numbers(header, high, 0) if high in header.attrs else []
+    if not any(words):  # swiftsimio writes six for eight types
+        words = [0] * len(low)
     if len(low) < 2 or len(words) != len(low):
         raise Malformed(f"has {len(low)} and {len(words)} numbers in Header:{name}, and must have one for each type")
     return tuple(count + word * 2**32 for count, word in zip(low, words, strict=True))
 
 
 def scale_factor(file: File) -> float:
-    """Scale factor of the redshift; Malformed if the header has another one, too."""
-    redshift = content.number(header_of(file), "Redshift", *_REDSHIFT)
+    """Scale factor of the redshift, or that of SWIFT without one; Malformed if they are of different times."""
     places = _SCALE_FACTOR if content.has(file, "Cosmology") else (*_SCALE_FACTOR, "Header:Time")
     a = _first(file, places, -math.inf, math.inf)
+    if "Redshift" not in header_of(file).attrs and 0 < a == _first(file, _SCALE_FACTOR, -math.inf, math.inf):
+        return a
+    redshift = content.number(header_of(file), "Redshift", *_REDSHIFT)
     if a > 0 and abs(a * (1 + redshift) - 1) > _EQUAL_TIMES:
         raise Malformed(f"has the redshift {redshift:.6g} and the scale factor {a:.6g}; mend its header")
     return 1 / (1 + redshift)

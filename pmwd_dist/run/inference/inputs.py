@@ -20,7 +20,7 @@ from pmwd_dist.infer.chain.chain import on_devices
 from pmwd_dist.infer.likelihoods import shown
 from pmwd_dist.io.arrays import Arrays, Shapes, fingerprint, read_arrays, reading, write_arrays
 from pmwd_dist.observe.counts import MAX_CUT, lost_power
-from pmwd_dist.parallel.distributed import from_main, on_main, to_devices, to_host
+from pmwd_dist.parallel.distributed import from_main, is_main, on_main, to_devices, to_host
 from pmwd_dist.pm.noise import GAUSSIAN, noise_of
 from pmwd_dist.pm.status import SimulationError
 from pmwd_dist.run.common import manifest
@@ -63,7 +63,7 @@ def tuning_of(plan: InferencePlan) -> infer.SavedTuning | None:
     source, path = plan.settings.sampler.tuning_from, plan.folder / TUNING
     if source is None:
         return None
-    if not from_main(path.exists()):
+    if not from_main(is_main() and path.exists()):  # NFS keeps names that others found absent
         with start_errors():
             on_main(manifest.claim, plan.folder, [TUNING])
             infer.load_tuning(source).save(path)
@@ -74,7 +74,7 @@ def tuning_of(plan: InferencePlan) -> infer.SavedTuning | None:
 def _kept(plan: InferencePlan, name: str, make: Callable[[], Arrays], shapes: Shapes, what: str, log: Log) -> Arrays:
     """Arrays of a file of the run, which is made if it does not exist: a resumed run has the same bits. Collective."""
     path, about = plan.folder / name, {"run": fingerprint(identity(plan)), "file": name}
-    if not from_main(path.exists()):
+    if not from_main(is_main() and path.exists()):  # NFS keeps names that others found absent
         log.begin(what)
         began = time.perf_counter()
         with log.naming(what, MINUTE):

@@ -21,7 +21,7 @@ from pmwd_dist.config import Config
 from pmwd_dist.observe.angular_power import UNMAGNIFIED
 from pmwd_dist.observe.bias import LagrangianBias, bias_weights, tracer_density
 from pmwd_dist.observe.catalogue import MOST_GALAXIES, MOST_NEGATIVE
-from pmwd_dist.observe.counts import MAX_CUT, MOST_IN_A_CELL, expected_counts, lost_power, weighted_overdensity
+from pmwd_dist.observe.counts import MAX_CUT, MOST_IN_A_CELL, expected_counts, lost_power, overdensity_by_weight
 from pmwd_dist.observe.filters import interlaced_density
 from pmwd_dist.observe.multipoles import kaiser_multipoles, power_multipoles
 from pmwd_dist.observe.redshift_space import redshift_space
@@ -223,7 +223,7 @@ class Galaxies(TableOutput):
         weight = self.weight(config, view.data)
         noise, scatter = (0.0 if self.number_density is None else 1 / self.number_density), 1.0
         if weight is not None:
-            field = weighted_overdensity(field, weight, config)
+            field, *_ = overdensity_by_weight(field, weight)
             mean, squares, fourth = (float(jnp.mean(weight**power)) for power in (1, 2, 4))
             noise, scatter = noise * mean / squares, math.sqrt(fourth) / squares
         measured = power_multipoles(field, config, line_of_sight=self.line_of_sight, poles=POLES)
