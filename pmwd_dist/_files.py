@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import shutil
 import stat
@@ -221,12 +222,16 @@ def read_text(path: Path, most: int = LARGEST, *, pipe: bool = False, own: bool 
     return read_bytes(path, most, pipe=pipe, own=own).decode("utf-8-sig")
 
 
-def free_space(path: Path) -> int:
-    """Free bytes on the file system of a path, which need not exist."""
+def free_space(path: Path) -> float:
+    """Free bytes on the file system of a path, which need not exist; infinite where it does not tell them."""
     folder = path.absolute()
     while not folder.exists():
         folder = folder.parent
-    return shutil.disk_usage(folder).free
+    try:
+        total, _, free = shutil.disk_usage(folder)
+    except OSError:  # as of a file system in user space
+        return math.inf
+    return free if total else math.inf
 
 
 def message(error: Exception) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import math
 import os
 import re
 import socket
@@ -17,6 +18,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -434,3 +436,11 @@ def test_a_long_stage_is_named_while_it_lasts(run: SimulationJob, monkeypatch: p
     with Log(run.folder, logged.append).naming("short"):
         pass
     assert logged == []
+
+
+@pytest.mark.parametrize("answer", [(0, 0, 0), OSError(38, "Function not implemented")])
+def test_a_file_system_that_does_not_tell_its_space_is_not_full(
+    answer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_files.shutil, "disk_usage", Mock(side_effect=[answer]))
+    assert _files.free_space(tmp_path / "new") == math.inf
