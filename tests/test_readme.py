@@ -58,6 +58,7 @@ def test_readme() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:chains have not mixed")  # their chains are short
+@pytest.mark.filterwarnings("ignore:the simulation failed")  # as one of them shows
 @pytest.mark.parametrize("page", PAGES)
 def test_pages(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

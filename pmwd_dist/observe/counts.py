@@ -154,8 +154,8 @@ def weighted_overdensity(
 def overdensity_by_weight(density: Array, weight: Array) -> tuple[Array, ...]:
     """The result of `weighted_overdensity`, facts of the density, and the excess of means by weight.
 
-    Facts are the mean by weight, the rms and the minimum; excesses over the mean of seen cells are those of the density
-    and of the weight itself.
+    Facts are the mean by weight, the rms and the minimum. The excesses, over the mean of seen cells, belong to the
+    density and to the weight itself.
     """
     density, seen = jnp.where(weight > 0, density, 0), jnp.sum(weight > 0)
     mean = jnp.sum(weight * density) / jnp.sum(weight)

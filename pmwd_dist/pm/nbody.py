@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -116,6 +117,9 @@ def nbody(
         or a light cone of another simulation. Save times that don't rise or lie outside the time span, or a mesh with
         wrong forces (`check_force_mesh`).
 
+    Warns:
+      UserWarning: the simulation failed, outside jit.
+
     Examples:
       >>> solution = pmd.nbody(particles, cosmo, config).raise_if_failed()
       >>> density = pmd.density(solution.particles, config)  # at a_stop
@@ -151,14 +155,23 @@ def nbody(
         both = with_origins(saved, subs, config), saved_at
         snapshots, saved_times = (None, None) if saveat is None else map(treedef.unflatten, both)
         final = final.made_for(config, config.a_stop)
-        return Solution(final, snapshots, saved_times, None if accumulate is None else total, status)
+        return _told(Solution(final, snapshots, saved_times, None if accumulate is None else total, status))
     if accumulate is not None:
         raise ArgumentError("accumulate", accumulate, *_NO_SUMS, show_value=False)
     if stepsize_controller is None:
         stepsize_controller = diffrax.StepTo(step_times(table, config, save=times).astype(particles.disp.dtype))
     options = _options(stepsize_controller, adjoint, max_steps)
     options["progress_meter"] = diffrax.NoProgressMeter() if meter is None else meter
-    return _solve(particles, table, ParticleMesh(config, potential_factor=potential_factor), solver, saveat, options)
+    term = ParticleMesh(config, potential_factor=potential_factor)
+    return _told(_solve(particles, table, term, solver, saveat, options))
+
+
+def _told(solution: Solution) -> Solution:
+    """The solution, after a warning of its failure outside jit."""
+    if solution.status.readable and (problem := solution.status.message()):
+        text = "the simulation failed, and its particles are of an earlier time"
+        warnings.warn(f"{text}: {problem}; call raise_if_failed()", stacklevel=4)
+    return solution
 
 
 _evolve = filter_jit(evolve_and_save)

@@ -163,6 +163,7 @@ def test_smooth_factors_are_interpolated_to_1e_4(k_scale: float, single: pmd.Dec
     np.testing.assert_allclose(found.ravel()[1:], factor(k, 0.5).ravel()[1:], rtol=0, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:the simulation failed")
 @pytest.mark.parametrize(("bad", "steps"), [(0.0, 2), (jnp.nan, 2), (1.0, 4)])
 def test_a_factor_that_is_not_positive_fails_the_step(bad: Any, steps: int) -> None:
     config, factor = configure(), lambda k, a: jnp.where((a < 0.5) | (k < 0.6), 1, bad)

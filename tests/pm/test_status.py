@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import diffrax
@@ -19,6 +20,9 @@ from pmwd_dist.pm.stepping import host
 from pmwd_dist.pm.stepping.step import all_steps, coefficients_of
 from pmwd_dist.pm.time_steps import step_times
 
+FAILED = "the simulation failed"
+pytestmark = pytest.mark.filterwarnings(f"ignore:{FAILED}")
+
 
 def small(layout: Any = (1, 1), **changes: Any) -> pmd.Config:
     return configure(layout, **({"box_size": 8.0, "steps": 6, "halo": 1} | changes))
@@ -34,6 +38,17 @@ def wave(config: pmd.Config) -> pmd.Particles:
 def failed() -> tuple[pmd.Config, pmd.Solution]:
     config = small((4, 1))
     return config, pmd.nbody(wave(config), COSMO, config)
+
+
+def test_a_failure_outside_jit_is_warned_of() -> None:
+    config = small((4, 1))
+    start = wave(config)
+    with pytest.warns(UserWarning, match=f"{FAILED}, and its particles are of an earlier time: a displacement of 1"):
+        pmd.nbody(start, COSMO, config)
+    with pytest.warns(UserWarning, match=FAILED):
+        pmd.nbody(start, COSMO, config, solver=diffrax.Tsit5())
+    with warnings.catch_warnings(action="error"):
+        jax.jit(lambda start: pmd.nbody(start, COSMO, config).status)(start)
 
 
 def test_a_displacement_beyond_the_halo_is_reported(failed: tuple[pmd.Config, pmd.Solution]) -> None:

@@ -188,6 +188,24 @@ def test_what_is_odd_is_warned_of_before_any_work(messages: str, tmp_path: Path)
         assert re.search(message, warning)
 
 
+def test_data_of_a_run_of_another_model_are_told(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "counts.hdf5", "w") as file:
+        file["counts"] = 1 + np.random.default_rng(0).poisson(1.0, (4, 4, 4))
+        file.attrs.update({"box_size": (20.0, 20.0, 20.0), "units": "Mpc/h", "z": 0.5})
+        file["counts"].attrs["window"] = "cloud-in-cell"
+
+    def told(*overrides: str) -> str:
+        text = SMALL.replace("sigma = 0.5", 'kind = "poisson"\nnbar = 2.0')
+        plan = plan_of(tmp_path / "run", "data.file=counts.hdf5:/counts", "model.gravity=lpt", *overrides, text=text)
+        return "\n".join(x for x in plan.check() if "data.file" in x)
+
+    assert told("box.size=20", f"time.a_stop={1 / 1.5}") == ""
+    other = told("box.size=[20, 20, 40]", "time.a_stop=1", "model.window=nearest", "model.bias=lagrangian")
+    assert "the data are of a box of 20 Mpc/h, and box.size is 20 x 20 x 40" in other
+    assert "the data are at z = 0.5, and the model at z = 0 (time.a_stop)" in other
+    assert 'the data have the window cloud-in-cell, and model.window is "nearest"' in other
+
+
 def put(folder: Path, name: str, values: Any) -> None:
     np.save(folder / f"{name}.npy", values)
 

@@ -139,7 +139,7 @@ def read_counts(file: File, name: str) -> tuple[int, ...]:
 
 
 def scale_factor(file: File) -> float:
-    """Scale factor of the redshift, or that of SWIFT without one; Malformed if they are of different times."""
+    """Scale factor of the redshift, or of SWIFT's header without one; Malformed if they are of different times."""
     places = _SCALE_FACTOR if content.has(file, "Cosmology") else (*_SCALE_FACTOR, "Header:Time")
     a = _first(file, places, -math.inf, math.inf)
     if "Redshift" not in header_of(file).attrs and 0 < a == _first(file, _SCALE_FACTOR, -math.inf, math.inf):

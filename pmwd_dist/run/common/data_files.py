@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,20 @@ def read_array(name: str, *shapes: Shape) -> np.ndarray:
     if colon:
         return _of_hdf5(Path(file), dataset, shapes)
     raise ValueError('must end with .npy, or name a data set, as in "survey.h5:/counts"')
+
+
+def facts_of(name: str) -> dict[str, Any]:
+    """Box [Mpc/h], redshift and window of a field that a run has written; none of other files."""
+    file, _, dataset = name.rpartition(":")
+    if name.endswith(".npy"):
+        return {}
+    with suppress(OSError, ValueError, KeyError), content.opened(Path(file)) as opened:
+        if opened.attrs["units"] != "Mpc/h":
+            return {}
+        facts = {key: content.values(opened, key) for key in ("box_size", "z")}
+        window = opened[dataset].attrs.get("window")
+        return facts | ({"window": window} if isinstance(window, str) else {})
+    return {}
 
 
 def _check(shape: Any, dtype: np.dtype, wanted: tuple[Shape, ...]) -> None:

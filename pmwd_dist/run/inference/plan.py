@@ -29,7 +29,7 @@ from pmwd_dist.observe.filters import filter_warning
 from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.parallel.distributed import exchange, is_main, to_host
 from pmwd_dist.run.common import resources
-from pmwd_dist.run.common.data_files import NOISE, read_files, read_noise
+from pmwd_dist.run.common.data_files import NOISE, facts_of, read_files, read_noise
 from pmwd_dist.run.common.plan import Plan, three
 from pmwd_dist.run.inference.memory import InferenceMemory, inference_memory, memory_problem, too_large
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSetup, build
@@ -143,6 +143,7 @@ class InferencePlan(Plan):
         if (data := self.data.get("data.file")) is not None:
             unusual = unusual_data(self.settings, data, self.data, to_host(self.model.likelihood.mask))
             warnings.append(unusual and f"data.file: {unusual}")
+            warnings += _of_another_model(self)
             if (compared := self.largest_wavenumber) is not None:  # a mock is one of the model as it is
                 coarse = convergence_warning(self.simulation, self.settings.model.gravity, compared)
                 remedy = ", or a smaller likelihood.k_max" if isinstance(self.model.likelihood, infer.Gaussian) else ""
@@ -223,6 +224,20 @@ def unusual_data(
     if section.kind == "poisson" and section.nbar is not None and not 0.5 < mean / expected < 2:
         return f"the mean is {mean:.3g} galaxies in a cell, and likelihood.nbar expects {expected:.3g}"
     return None
+
+
+def _of_another_model(plan: InferencePlan) -> list[str]:
+    """Warnings about data that a run has written with another box, time or window than the model's."""
+    config, model, facts = plan.simulation.config, plan.settings.model, facts_of(plan.settings.data.file)
+    said = []
+    if "box_size" in facts and not np.allclose(facts["box_size"], config.box_size, rtol=1e-4, atol=0):
+        box = three(facts["box_size"].tolist())
+        said.append(f"are of a box of {box} Mpc/h, and box.size is {three(config.box_size)}")
+    if "z" in facts and not model.light_cone and abs(float(facts["z"][0]) - (z := 1 / config.a_stop - 1)) > 1e-3:
+        said.append(f"are at z = {float(facts['z'][0]):g}, and the model at z = {z:g} (time.a_stop)")
+    if facts.get("window", model.window) != model.window:
+        said.append(f'have the window {facts["window"]}, and model.window is "{model.window}"')
+    return [f"data.file: the data {text}" for text in said]
 
 
 def _of_priors(plan: InferencePlan) -> list[str]:
