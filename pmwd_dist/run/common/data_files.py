@@ -72,9 +72,9 @@ def facts_of(name: str) -> dict[str, Any]:
     if name.endswith(".npy"):
         return {}
     with suppress(OSError, ValueError, KeyError), content.opened(Path(file)) as opened:
-        if opened.attrs["units"] != "Mpc/h":
-            return {}
         facts = {key: content.values(opened, key) for key in ("box_size", "z")}
+        if opened.attrs["units"] != "Mpc/h" or [*map(len, facts.values())] != [3, 1]:
+            return {}
         window = opened[dataset].attrs.get("window")
         return facts | ({"window": window} if isinstance(window, str) else {})
     return {}
