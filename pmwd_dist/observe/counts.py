@@ -22,6 +22,7 @@ from pmwd_dist.pm import inputs
 
 MAX_CUT = 0.02  # share of P(k) that is lost where negative densities are cut
 _SEEN = "must be finite, with a mean above 0 where it is seen"
+_SCATTER = 2.5e5  # [(Mpc/h)^3] over the volume: variance of a selection that structure may hide
 MOST_IN_A_CELL = 1e6  # mean number of galaxies; Poisson numbers of JAX in single precision scatter too much beyond 1e7
 
 
@@ -140,10 +141,11 @@ def weighted_overdensity(
         mean, root_mean_square, lowest, excess, of_weight = map(float, facts)
         if not (0 < mean < math.inf and jnp.isfinite(contrast).all()):
             raise ArgumentError("density", mean, _SEEN, "pass 1 + delta, not delta")
-        if lowest < 0 and mean < 0.1 * root_mean_square:
+        if lowest < 0 and mean < min(0.5, 0.1 * root_mean_square):
             constraint = f"has a mean of {mean:.2g}, far below its rms, as a contrast has"
-            raise ArgumentError("density", density, constraint, "pass 1 + delta, not delta", show_value=False)
-        if of_weight > 0.02 and 0.5 < excess / of_weight < 2:
+            remedy = "pass 1 + delta, not delta, or counts over their expected number"
+            raise ArgumentError("density", density, constraint, remedy, show_value=False)
+        if of_weight > _SCATTER / math.prod(config.box_size) and 0.5 < excess / of_weight < 2:
             text = f"density: its mean weighted by the selection is {100 * excess:.2g} % above its mean"
             text += f", as of counts that hold the selection ({100 * of_weight:.2g} %), or by structure of a small box"
             warnings.warn(f"{text}; divide counts by the expected ones without clustering", stacklevel=3)

@@ -305,19 +305,22 @@ def test_swiftsimio_has_the_same_expansion(tmp_path: Path, cosmo, single, radiat
 
 
 def test_files_of_the_writer_of_swiftsimio_are_read(tmp_path: Path, cosmo, single):
-    """They have no redshift, six words of zeros for the numbers of more types, and a power of a for masses."""
+    """They have no redshift, six words of zeros for the numbers of more types, and a power of a for all."""
     config = make_config(single)
-    path = save_snapshot(tmp_path / "s.hdf5", make_particles(config), cosmo, config, A, format="swift")
+    particles = make_particles(config)
+    path = save_snapshot(tmp_path / "s.hdf5", particles, cosmo, config, A, format="swift")
     whole, _ = pmd.snapshot_density(path)
     with h5py.File(path, "a") as file:
         del file["Header"].attrs["Redshift"]
         for name in ("NumPart_ThisFile", "NumPart_Total", "MassTable"):
             file["Header"].attrs[name] = [*file["Header"].attrs[name], 0, 0]
         file["Header"].attrs["NumPart_Total_HighWord"] = np.zeros(6, int)
-        file["PartType1/Masses"].attrs["a-scale exponent"] = 1.0
+        for name in ("Masses", "Velocities"):
+            file[f"PartType1/{name}"].attrs["a-scale exponent"] = 1.0
         del file["Cosmology"].attrs["Redshift"]
     assert read_header([path]).a == pytest.approx(A)
     np.testing.assert_array_equal(pmd.snapshot_density(path)[0], whole)
+    np.testing.assert_allclose(load_snapshot(path, config)[0].vel, particles.vel, atol=2e-7)
 
 
 def test_files_are_opened_without_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cosmo, single):

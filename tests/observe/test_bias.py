@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -175,7 +176,8 @@ def test_power_of_a_survey_is_that_of_the_galaxies(single: pmd.Decomposition) ->
 
 @pytest.mark.parametrize("unit", [1.0, 0.8])  # of the mean
 def test_counts_that_hold_the_selection_are_told(unit: float, single: pmd.Decomposition) -> None:
-    config, selection = configure(single), np.linspace(0.2, 1, SHAPE[2]) * np.ones(SHAPE)
+    config = replace(configure(single), box_size=(512.0, 512.0, 512.0))
+    selection = np.linspace(0.2, 1, SHAPE[2]) * np.ones(SHAPE)
     counts = unit / 1.2 * np.random.default_rng(6).poisson(2 * selection)
     with pytest.warns(UserWarning, match=r"is 22 % above its mean, .* \(21 %\), .*; divide counts by the"):
         pmd.observe.weighted_overdensity(counts, selection, config)

@@ -43,7 +43,7 @@ def failed() -> tuple[pmd.Config, pmd.Solution]:
 def test_a_failure_outside_jit_is_warned_of() -> None:
     config = small((4, 1))
     start = wave(config)
-    with pytest.warns(UserWarning, match=f"{FAILED}, and its particles are of an earlier time: a displacement of 1"):
+    with pytest.warns(UserWarning, match=f"{FAILED} before a = 1: a displacement of 1"):
         pmd.nbody(start, COSMO, config)
     with pytest.warns(UserWarning, match=FAILED):
         pmd.nbody(start, COSMO, config, solver=diffrax.Tsit5())

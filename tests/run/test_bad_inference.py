@@ -201,9 +201,18 @@ def test_data_of_a_run_of_another_model_are_told(tmp_path: Path) -> None:
 
     assert told("box.size=20", f"time.a_stop={1 / 1.5}") == ""
     other = told("box.size=[20, 20, 40]", "time.a_stop=1", "model.window=nearest", "model.bias=lagrangian")
-    assert "the data are of a box of 20 Mpc/h, and box.size is 20 x 20 x 40" in other
-    assert "the data are at z = 0.5, and the model at z = 0 (time.a_stop)" in other
+    assert "the data have the box_size 20, and the model has 20 x 20 x 40 (box.size)" in other
+    assert "the data have the z 0.5, and the model has 0 (time.a_stop)" in other
     assert 'the data have the window cloud-in-cell, and model.window is "nearest"' in other
+
+
+def test_maps_of_another_light_cone_are_told(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "cone.hdf5", "w") as file:
+        file["convergence"] = np.random.default_rng(0).normal(0, 0.01, (2, 4, 4))
+        file.attrs.update({"box_size": (20.0,) * 3, "units": "edges, box_size: Mpc/h", "sources": (0.02, 0.05)})
+    plan = plan_of(tmp_path / "run", "data.file=cone.hdf5:/convergence", "box.size=20", text=LENSING)
+    (told,) = [x for x in plan.check() if "data.file" in x]
+    assert "the data have the sources 0.02 x 0.05, and the model has 0.02 x 0.04 (observe.light_cone.sources)" in told
 
 
 def put(folder: Path, name: str, values: Any) -> None:

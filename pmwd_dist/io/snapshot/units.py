@@ -53,12 +53,13 @@ _LENGTHS = {
     "Mpc": Unit(CM_PER_MPC, 0, 1, "length_unit"),
 }
 
+_SWIFT_CGS = "Conversion factor to CGS (not including cosmological corrections)"
 # Attributes of an array: factor to cgs, exponents of h and a.
 _OF_ARRAYS = (
     ("to_cgs", "h_scaling", "a_scaling"),  # GADGET-4, AREPO
     ("CGSConversionFactor", "h-scale-exponent", "aexp-scale-exponent"),  # OWLS, EAGLE
     (  # SWIFT
-        "Conversion factor to CGS (not including cosmological corrections)",
+        _SWIFT_CGS,
         "h-scale exponent",
         "a-scale exponent",
     ),
@@ -93,9 +94,7 @@ def find_unit(quantity: Quantity, file: File, h: float, a: float, data: Dataset 
 
     Raises Malformed if two places name different units.
     """
-    found = [*_of_array(data), *_of_groups(quantity, file)]
-    if quantity == "mass":  # which no code scales by a, whatever exponent it writes
-        found = [unit._replace(a_power=0.0) for unit in found]
+    found = [*_of_array(quantity, data), *_of_groups(quantity, file)]
     for unit in found[1:]:
         one, other = (x.value(h, a) for x in (found[0], unit))
         if not math.isclose(one, other, rel_tol=_AGREEMENT):
@@ -110,13 +109,15 @@ def factor(unit: Unit, quantity: Quantity, h: float, a: float) -> float:
     return unit.value(h, a) / _OURS[quantity].value(h, a)
 
 
-def _of_array(data: Dataset | None) -> list[Unit]:
+def _of_array(quantity: Quantity, data: Dataset | None) -> list[Unit]:
     found: list[Unit] = []
     attributes = data.attrs if data is not None else {}
     for name, *exponents in _OF_ARRAYS:
         if name not in attributes or content.number(data, name, 0, _CGS[1]) == 0:
             continue  # codes write 0 for numbers without a unit
         h_power, a_power = (content.number(data, exponent, -10, 10) for exponent in exponents)
+        if name == _SWIFT_CGS and quantity != "length":  # SWIFT ignores it, and swiftsimio's writer gives all 1
+            a_power = 0.0
         found.append(Unit(content.number(data, name, *_CGS), h_power, a_power, f"{content.path_of(data)}:{name}"))
     return found
 

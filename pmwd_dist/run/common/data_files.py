@@ -67,13 +67,14 @@ def read_array(name: str, *shapes: Shape) -> np.ndarray:
 
 
 def facts_of(name: str) -> dict[str, Any]:
-    """Box [Mpc/h], redshift and window of a field that a run has written; none of other files."""
+    """Box [Mpc/h], redshift or sources and field of view, and window, of data that a run has written; else none."""
     file, _, dataset = name.rpartition(":")
     if name.endswith(".npy"):
         return {}
     with suppress(OSError, ValueError, KeyError), content.opened(Path(file)) as opened:
-        facts = {key: content.values(opened, key) for key in ("box_size", "z")}
-        if opened.attrs["units"] != "Mpc/h" or [*map(len, facts.values())] != [3, 1]:
+        names = [name for name in ("box_size", "z", "sources", "field") if name in opened.attrs]
+        facts: dict[str, Any] = {name: content.values(opened, name).tolist() for name in names}
+        if "Mpc/h" not in opened.attrs["units"] or len(facts["box_size"]) != 3 or len(facts.get("z", [0])) != 1:
             return {}
         window = opened[dataset].attrs.get("window")
         return facts | ({"window": window} if isinstance(window, str) else {})

@@ -227,14 +227,20 @@ def unusual_data(
 
 
 def _of_another_model(plan: InferencePlan) -> list[str]:
-    """Warnings about data that a run has written with another box, time or window than the model's."""
-    config, model, facts = plan.simulation.config, plan.settings.model, facts_of(plan.settings.data.file)
+    """Warnings about data that a run has written with another box, time, window, sources or field than the model's."""
+    config, model, cone = plan.simulation.config, plan.settings.model, plan.settings.observe.light_cone
+    facts = facts_of(plan.settings.data.file)
+    expected: dict[str, tuple[str, Any]] = {"box_size": ("box.size", config.box_size)}
+    if plan.settings.likelihood.maps and cone is not None:
+        expected["sources"] = "observe.light_cone.sources", None if cone.bins else cone.sources or (1.0,)
+        expected["field"] = "observe.light_cone.field", cone.field
+    elif not model.light_cone:
+        expected["z"] = "time.a_stop", 1 / config.a_stop - 1
     said = []
-    if "box_size" in facts and not np.allclose(facts["box_size"], config.box_size, rtol=1e-4, atol=0):
-        box = three(facts["box_size"].tolist())
-        said.append(f"are of a box of {box} Mpc/h, and box.size is {three(config.box_size)}")
-    if "z" in facts and not model.light_cone and abs(float(facts["z"][0]) - (z := 1 / config.a_stop - 1)) > 1e-3:
-        said.append(f"are at z = {float(facts['z'][0]):g}, and the model at z = {z:g} (time.a_stop)")
+    for name, (key, value) in expected.items():
+        found = facts.get(name, value)
+        if value is not None and not (np.size(found) == np.size(value) and np.allclose(found, value, 1e-3, 1e-3)):
+            said.append(f"have the {name} {three(found)}, and the model has {three(np.ravel(value).tolist())} ({key})")
     if facts.get("window", model.window) != model.window:
         said.append(f'have the window {facts["window"]}, and model.window is "{model.window}"')
     return [f"data.file: the data {text}" for text in said]
