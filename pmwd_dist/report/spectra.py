@@ -134,7 +134,7 @@ def multipoles(measured: Any, linear: Any = None, *, error: Any = None, axes: An
         raise ArgumentError("linear.poles", linear.poles, f"must hold all of measured.poles={measured.poles}")
     (ax,) = make_axes(axes, _SIZE)
     k, modes, *power = _filled(measured.modes, measured.k, measured.modes, *measured.power)
-    if error is not None and len(error) != len(power):
+    if error is not None and np.shape(error)[:1] != (len(power),):
         raise ArgumentError("error", error, f"must have a row for each of poles={measured.poles}", show_value=False)
     scatters = np.zeros_like(power) if error is None else _filled(measured.modes, *error)
     theories = _filled(measured.modes, *(rows[pole] for pole in measured.poles)) if rows else []

@@ -90,6 +90,7 @@ COUNT = "must be a list with an entry for each spectrum"
             r"linear.poles=\(0,\) must hold all of measured.poles",
         ),
         (lambda: plot.multipoles(poles(2), error=np.ones((3, 4))), r"error must have a row for each of poles=\(2,\)"),
+        (lambda: plot.multipoles(poles(2), error=1.0), "error must have a row for each of poles"),
         (lambda: plot.bispectrum(SPECTRUM), "measured is or holds a PowerSpectrum, which has no bispectrum"),
         (lambda: plot.cross(SPECTRUM), "found is or holds a PowerSpectrum, which has no correlation; pass what obs"),
         (lambda: plot.pdf([SPECTRUM]), "found is or holds a list, which has no values"),
