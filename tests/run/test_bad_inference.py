@@ -200,6 +200,8 @@ def test_data_of_a_run_of_another_model_are_told(tmp_path: Path) -> None:
         return "\n".join(x for x in plan.check() if "data.file" in x)
 
     assert told("box.size=20", f"time.a_stop={1 / 1.5}") == ""
+    linear = told("box.size=20", f"time.a_stop={1 / 1.5}", "model.gravity=linear")
+    assert 'the data have the window cloud-in-cell, and model.gravity = "linear" has none; use "lpt"' in linear
     other = told("box.size=[20, 20, 40]", "time.a_stop=1", "model.window=nearest", "model.bias=lagrangian")
     assert "the data have the box_size 20, and the model has 20 x 20 x 40 (box.size)" in other
     assert "the data have the z 0.5, and the model has 0 (time.a_stop)" in other

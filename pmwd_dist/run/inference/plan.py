@@ -241,7 +241,9 @@ def _of_another_model(plan: InferencePlan) -> list[str]:
         found = facts.get(name, value)
         if value is not None and not (np.size(found) == np.size(value) and np.allclose(found, value, 1e-3, 1e-3)):
             said.append(f"have the {name} {three(found)}, and the model has {three(np.ravel(value).tolist())} ({key})")
-    if facts.get("window", model.window) != model.window:
+    if "window" in facts and model.gravity == "linear":
+        said.append(f'have the window {facts["window"]}, and model.gravity = "linear" has none; use "lpt"')
+    elif facts.get("window", model.window) != model.window:
         said.append(f'have the window {facts["window"]}, and model.window is "{model.window}"')
     return [f"data.file: the data {text}" for text in said]
 
