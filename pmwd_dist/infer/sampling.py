@@ -105,7 +105,7 @@ def sample(
     Raises:
       ValueError: an argument out of its range, a tuning or a folder with a chain of another model.
       ArrayFileError: a file of the chain in the folder is missing or damaged.
-      SharedError: one of these about the folder, where there are several processes.
+      SharedError: one of these, or a folder that is not shared, where there are several processes.
       SimulationError: the first positions, or too many steps, failed.
 
     Warns:

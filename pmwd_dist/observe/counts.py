@@ -127,7 +127,8 @@ def weighted_overdensity(
       config: configuration of the simulation.
 
     Raises:
-      ValueError: a field is not on the mesh, a density that is not finite or 0, or a weight beyond 0 to 1.
+      ValueError: a field is not on the mesh, a density that is not finite, or has no mean above 0 as a contrast, or a
+        weight beyond 0 to 1.
 
     Warns:
       UserWarning: the density follows the weight, as counts do that were not divided by the expected ones.
@@ -138,18 +139,25 @@ def weighted_overdensity(
         raise ArgumentError("weight", 0, "must not be 0 in every cell")
     contrast, *facts = overdensity_by_weight(density, weight)
     if not isinstance(contrast, Tracer):
-        mean, root_mean_square, lowest, excess, of_weight = map(float, facts)
-        if not (0 < mean < math.inf and jnp.isfinite(contrast).all()):
-            raise ArgumentError("density", mean, _SEEN, "pass 1 + delta, not delta")
-        if lowest < 0 and mean < min(0.5, 0.1 * root_mean_square):
-            constraint = f"has a mean of {mean:.2g}, far below its rms, as a contrast has"
-            remedy = "pass 1 + delta, not delta, or counts over their expected number"
-            raise ArgumentError("density", density, constraint, remedy, show_value=False)
-        if of_weight > _SCATTER / math.prod(config.box_size) and 0.5 < excess / of_weight < 2:
-            text = f"density: its mean weighted by the selection is {100 * excess:.2g} % above its mean"
-            text += f", as of counts that hold the selection ({100 * of_weight:.2g} %), or by structure of a small box"
-            warnings.warn(f"{text}; divide counts by the expected ones without clustering", stacklevel=3)
+        if not jnp.isfinite(contrast).all():
+            raise ArgumentError("density", density, _SEEN, show_value=False)
+        _check_density([float(x) for x in facts], config)
     return contrast
+
+
+def _check_density(facts: list[float], config: Config) -> None:
+    """Raise ArgumentError for a contrast, and warn of counts that hold the selection, from `overdensity_by_weight`."""
+    mean, root_mean_square, lowest, excess, of_weight = facts
+    if not mean > 0:
+        raise ArgumentError("density", mean, _SEEN, "pass 1 + delta, not delta")
+    if lowest < 0 and mean < min(0.5, 0.1 * root_mean_square):
+        constraint = f"has a mean of {mean:.2g}, far below its rms, as a contrast has"
+        remedy = "pass 1 + delta, not delta, or counts over their expected number"
+        raise ArgumentError("density", mean, constraint, remedy, show_value=False)
+    if of_weight > _SCATTER / math.prod(config.box_size) and 0.5 < excess / of_weight < 2:
+        text = f"density: its mean weighted by the selection is {100 * excess:.2g} % above its mean"
+        text += f", as of counts that hold the selection ({100 * of_weight:.2g} %), or by structure of a small box"
+        warnings.warn(f"{text}; divide counts by the expected ones without clustering", stacklevel=4)
 
 
 @jit

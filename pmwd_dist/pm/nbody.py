@@ -155,7 +155,7 @@ def nbody(
         both = with_origins(saved, subs, config), saved_at
         snapshots, saved_times = (None, None) if saveat is None else map(treedef.unflatten, both)
         final = final.made_for(config, config.a_stop)
-        return _told(Solution(final, snapshots, saved_times, None if accumulate is None else total, status), config)
+        return _warned(Solution(final, snapshots, saved_times, None if accumulate is None else total, status), config)
     if accumulate is not None:
         raise ArgumentError("accumulate", accumulate, *_NO_SUMS, show_value=False)
     if stepsize_controller is None:
@@ -163,10 +163,10 @@ def nbody(
     options = _options(stepsize_controller, adjoint, max_steps)
     options["progress_meter"] = diffrax.NoProgressMeter() if meter is None else meter
     term = ParticleMesh(config, potential_factor=potential_factor)
-    return _told(_solve(particles, table, term, solver, saveat, options), config)
+    return _warned(_solve(particles, table, term, solver, saveat, options), config)
 
 
-def _told(solution: Solution, config: Config) -> Solution:
+def _warned(solution: Solution, config: Config) -> Solution:
     """The solution, after a warning of its failure outside transformations of JAX."""
     if solution.status.readable and (problem := solution.status.message()):
         text = f"the simulation failed before a = {config.a_stop:g}"

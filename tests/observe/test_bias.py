@@ -225,10 +225,7 @@ def test_filters_that_leave_no_wave_are_a_warning(pytestconfig: pytest.Config) -
         (lambda c: pmd.observe.eulerian_bias(ONES, np.nan, c), "b1=nan must be a finite number"),
         (lambda c: pmd.observe.weighted_overdensity(ONES, 0 * ONES, c), "weight=0 must not be 0 in every cell"),
         (lambda c: pmd.observe.weighted_overdensity(ONES, 7 * ONES, c), "weight=7.0 must not exceed 1; .* its maximum"),
-        (
-            lambda c: pmd.observe.weighted_overdensity(0 * ONES, ONES, c),
-            "density=0.0 must be finite, with a mean above 0",
-        ),
+        (lambda c: pmd.observe.weighted_overdensity(0 * ONES, ONES, c), "density must be finite, with a mean above 0"),
         (lambda c: pmd.observe.weighted_overdensity(-ONES, ONES, c), r"density=-1.0 .* pass 1 \+ delta, not delta"),
         (
             lambda c: pmd.observe.weighted_overdensity(CONTRAST, ONES, c),

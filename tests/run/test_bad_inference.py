@@ -203,7 +203,7 @@ def test_data_of_a_run_of_another_model_are_told(tmp_path: Path) -> None:
     linear = told("box.size=20", f"time.a_stop={1 / 1.5}", "model.gravity=linear")
     assert 'the data have the window cloud-in-cell, and model.gravity = "linear" has none; use "lpt"' in linear
     other = told("box.size=[20, 20, 40]", "time.a_stop=1", "model.window=nearest", "model.bias=lagrangian")
-    assert "the data have the box_size 20, and the model has 20 x 20 x 40 (box.size)" in other
+    assert "the data have the box_size 20, 20, 20, and the model has 20, 20, 40 (box.size)" in other
     assert "the data have the z 0.5, and the model has 0 (time.a_stop)" in other
     assert 'the data have the window cloud-in-cell, and model.window is "nearest"' in other
 
@@ -214,7 +214,7 @@ def test_maps_of_another_light_cone_are_told(tmp_path: Path) -> None:
         file.attrs.update({"box_size": (20.0,) * 3, "units": "edges, box_size: Mpc/h", "sources": (0.02, 0.05)})
     plan = plan_of(tmp_path / "run", "data.file=cone.hdf5:/convergence", "box.size=20", text=LENSING)
     (told,) = [x for x in plan.check() if "data.file" in x]
-    assert "the data have the sources 0.02 x 0.05, and the model has 0.02 x 0.04 (observe.light_cone.sources)" in told
+    assert "the data have the sources 0.02, 0.05, and the model has 0.02, 0.04 (observe.light_cone.sources)" in told
 
 
 def put(folder: Path, name: str, values: Any) -> None:

@@ -140,11 +140,12 @@ def read_counts(file: File, name: str) -> tuple[int, ...]:
 
 def scale_factor(file: File) -> float:
     """Scale factor of the redshift, or of SWIFT's header without one; Malformed if they are of different times."""
-    places = _SCALE_FACTOR if content.has(file, "Cosmology") else (*_SCALE_FACTOR, "Header:Time")
-    a = _first(file, places, -math.inf, math.inf)
-    if "Redshift" not in header_of(file).attrs and 0 < a == _first(file, _SCALE_FACTOR, -math.inf, math.inf):
+    a = _first(file, _SCALE_FACTOR, -math.inf, math.inf)
+    if a > 0 and "Redshift" not in header_of(file).attrs:
         return a
     redshift = content.number(header_of(file), "Redshift", *_REDSHIFT)
+    if math.isnan(a) and not content.has(file, "Cosmology"):
+        a = _first(file, ("Header:Time",), -math.inf, math.inf)
     if a > 0 and abs(a * (1 + redshift) - 1) > _EQUAL_TIMES:
         raise Malformed(f"has the redshift {redshift:.6g} and the scale factor {a:.6g}; mend its header")
     return 1 / (1 + redshift)

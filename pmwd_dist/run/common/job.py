@@ -83,7 +83,8 @@ def execute(
       StartError: the folder is in use or of another job, the job to resume is finished, or a file of it is damaged.
       SimulationError: the simulation failed on its data; earlier results are kept.
       Interrupted: a signal asked the job to stop, or its time is over; a checkpoint is kept.
-      OSError, SharedError: a file can't be written; figures and the report alone are left out until the end.
+      OSError, SharedError: processes share no folder, or a file can't be written; figures and the report
+        alone are left out until the end.
     """
     with recording(time.perf_counter()) as profile, stop_requests() as stop, hold_folder(job, resume=resume):
         check_shared(job.folder, "output")

@@ -240,7 +240,8 @@ def _of_another_model(plan: InferencePlan) -> list[str]:
     for name, (key, value) in expected.items():
         found = facts.get(name, value)
         if value is not None and not (np.size(found) == np.size(value) and np.allclose(found, value, 1e-3, 1e-3)):
-            said.append(f"have the {name} {three(found)}, and the model has {three(np.ravel(value).tolist())} ({key})")
+            theirs, own = (", ".join(f"{x:g}" for x in np.ravel(numbers)) for numbers in (found, value))
+            said.append(f"have the {name} {theirs}, and the model has {own} ({key})")
     if "window" in facts and model.gravity == "linear":
         said.append(f'have the window {facts["window"]}, and model.gravity = "linear" has none; use "lpt"')
     elif facts.get("window", model.window) != model.window:

@@ -184,7 +184,7 @@ class Galaxies(TableOutput):
         if self._draws and (particles := self._negative(simulation, self.smoothing, MOST_NEGATIVE)):
             share = f"the weights of about {100 * particles:.2g} % of the particles will be negative, too many to draw"
             radii = (float(f"{max(config.cell_size) * 1.5**i:.2g}") for i in range(40))
-            few = (r for r in radii if not self._negative(simulation, r, MOST_NEGATIVE / 8))
+            few = (r for r in radii if not self._negative(simulation, r, MOST_NEGATIVE / 8))  # half of what warns
             radius = next(few, max(config.box_size))
             said.append(f"observe.galaxies: {share}; use observe.galaxies.smoothing = {radius:g}, or a b1 nearer to 0")
         return said
