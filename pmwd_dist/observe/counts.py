@@ -131,7 +131,8 @@ def weighted_overdensity(
         weight beyond 0 to 1.
 
     Warns:
-      UserWarning: the density follows the weight, as counts do that were not divided by the expected ones.
+      UserWarning: the density follows the weight, as counts do that were not divided by the expected ones; or it has
+        negative values and a mean below 0.5, as a contrast.
     """
     density, weight = inputs.mesh_field(density, config, "density"), inputs.mesh_field(weight, config, "weight")
     check_shares(weight, "weight")
@@ -154,6 +155,9 @@ def _check_density(facts: list[float], config: Config) -> None:
         constraint = f"has a mean of {mean:.2g}, far below its rms, as a contrast has"
         remedy = "pass 1 + delta, not delta, or counts over their expected number"
         raise ArgumentError("density", mean, constraint, remedy, show_value=False)
+    if lowest < 0 and mean < 0.5:  # structure of a small survey moves the mean of a contrast
+        text = f"density: its mean is {mean:.2g} and its minimum {lowest:.2g}, as of a contrast"
+        warnings.warn(f"{text}; pass 1 + delta, not delta, or counts over their expected number", stacklevel=4)
     if of_weight > _SCATTER / math.prod(config.box_size) and 0.5 < excess / of_weight < 2:
         text = f"density: its mean weighted by the selection is {100 * excess:.2g} % above its mean"
         text += f", as of counts that hold the selection ({100 * of_weight:.2g} %), or by structure of a small box"
