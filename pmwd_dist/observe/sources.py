@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -234,3 +235,16 @@ def coverage_warning(cone: LightCone, table: GrowthTable, source: Source) -> str
         f"shells of {shells} leave out {outside:.0%} of the lensing weight of sources up to z = {z.max():g}; use "
         f"shells of 0 to {farthest:.4g} Mpc/h"
     )
+
+
+def mean_and_width(z: np.ndarray, n: np.ndarray) -> tuple[float, float]:
+    """Mean and standard deviation of redshifts with numbers n per redshift, linear between them."""
+    middle, ends = (z[1:] + z[:-1]) / 2, np.array((z[:-1], z[1:]))
+    weight = np.diff(z) * (n[1:] + n[:-1]) / 3, np.diff(z) * np.array((n[:-1], n[1:])) / 6  # Simpson's rule
+
+    def integral(power: Callable[[np.ndarray], np.ndarray]) -> float:
+        return float(np.sum(weight[0] * power(middle)) + np.sum(weight[1] * power(ends)))
+
+    total = integral(np.ones_like)
+    mean = integral(lambda x: x) / total
+    return mean, math.sqrt(integral(lambda x: (x - mean) ** 2) / total)

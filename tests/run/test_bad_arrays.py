@@ -50,6 +50,27 @@ def test_compressed_hdf5_is_read(tmp_path: Path, options: Any) -> None:
     np.testing.assert_array_equal(read_array(f"{tmp_path}/a.h5:/a"), fuzz.VALUES)
 
 
+@pytest.mark.parametrize("options", [{}, {"compression": "gzip"}])
+def test_blocks_in_files_of_several_processes_are_read_as_one(tmp_path: Path, options: Any) -> None:
+    values, halves = fuzz.VALUES, ((slice(0, 4), slice(0, 3)), (slice(0, 4), slice(3, 6)))
+    layout = h5py.VirtualLayout(values.shape, values.dtype)
+    for i, half in enumerate(halves):
+        with h5py.File(tmp_path / f"a.{i}.h5", "w") as file:
+            data = file.create_dataset("a", values.shape, values.dtype, chunks=(3, 2, 8), fletcher32=True, **options)
+            data[half] = values[half]
+        layout[half] = h5py.VirtualSource(f"a.{i}.h5", "a", values.shape, values.dtype)[half]
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_virtual_dataset("a", layout)
+    np.testing.assert_array_equal(read_array(f"{tmp_path}/a.h5:/a"), values)
+    with h5py.File(tmp_path / "a.1.h5", "w") as file:
+        file.create_dataset("a", values.shape, values.dtype, chunks=(3, 2, 8), **options)[:, :3] = 1.0
+    with pytest.raises(ValueError, match=r"in other files, and one can't be read: .*a.1.h5: .* holds fewer values"):
+        read_array(f"{tmp_path}/a.h5:/a")
+    (tmp_path / "a.1.h5").unlink()
+    with pytest.raises(ValueError, match=r"in other files, and one can't be read: .* No such file .*a.1.h5"):
+        read_array(f"{tmp_path}/a.h5:/a")
+
+
 def test_npy_files_of_any_order_are_read(tmp_path: Path) -> None:
     for values in (np.asfortranarray(fuzz.VALUES), fuzz.VALUES.astype(">f4"), fuzz.VALUES > 0, np.float64(3)):
         np.save(tmp_path / "a.npy", values)
@@ -83,7 +104,7 @@ def test_the_reason_is_named(tmp_path: Path) -> None:
     assert reason("npy", "fewer values").startswith("is no .npy file, or damaged: mmap length is greater than file")
     assert reason("npy", "header of 4 GB").endswith("its header is larger than 64 kB")
     assert reason("hdf5", "pipe") == "not a file"
-    assert reason("hdf5", "virtual") == "has group/data with its values in other files: pass those"
+    assert reason("hdf5", "virtual") == "has group/data with its values in files of other folders: pass those"
     assert reason("hdf5", "external link") == "has a link at group/data, where the array itself must be"
     assert reason("hdf5", "committed datatype") == "has something else than an array at group/data"
     assert reason("hdf5", "other shape", fuzz.SHAPE) == "has the shape [4, 6, 9], and box.mesh is [4, 6, 8]"

@@ -217,6 +217,25 @@ def test_maps_of_another_light_cone_are_told(tmp_path: Path) -> None:
     assert "the data have the sources 0.02, 0.05, and the model has 0.02, 0.04 (observe.light_cone.sources)" in told
 
 
+def test_maps_of_other_bins_are_told(tmp_path: Path) -> None:
+    z = np.array([0.01, 0.02, 0.03])
+    with h5py.File(tmp_path / "cone.hdf5", "w") as file:
+        file["convergence"] = np.random.default_rng(0).normal(0, 0.01, (1, 4, 4))
+        file.attrs.update({"box_size": (20.0,) * 3, "units": "edges, box_size: Mpc/h", "sources": [0.02]})
+        file.attrs.update({"n(z) of bin 1": np.stack((z, [0.0, 1.0, 0.0])), "field": 10.0})
+
+    def told(z: str, field: str = "") -> str:
+        bins = f"bins = [{{ z = {z}, n = [0.0, 2.0, 0.0] }}]{field}"
+        text = LENSING.replace("sources = [0.02, 0.04]", bins).replace("[10.0, 20.0]", "10.0")
+        plan = plan_of(tmp_path / "run", "data.file=cone.hdf5:/convergence", "box.size=20", text=text)
+        return "\n".join(x for x in plan.check() if "data.file: the data" in x)
+
+    assert told("[0.01, 0.02, 0.03]") == ""
+    assert re.search(r"sources 0.02, and the model has 0.03 \(observe.light_cone.bins\)", told("[0.02, 0.03, 0.04]"))
+    assert re.search(r"widths of n\(z\) 0.00\d+, and the model has 0.00\d+ \(", told("[0.015, 0.02, 0.025]"))
+    assert "the data have the field 10, and the model has 8 (obs" in told("[0.01, 0.02, 0.03]", "\nfield = 8.0")
+
+
 def put(folder: Path, name: str, values: Any) -> None:
     np.save(folder / f"{name}.npy", values)
 

@@ -1,6 +1,7 @@
 """Content of an HDF5 file from an untrusted source: type and size are checked before anything is read.
 
-Links are not followed, and arrays whose values lie in other files are not read, since a file could name any other.
+Links are not followed, and arrays whose values lie in other files are not read, since a file could name any other;
+`joined` alone reads those of files in the same folder.
 Functions raise `Malformed` for missing members, and for content of another type, shape or range.
 """
 
@@ -22,6 +23,7 @@ import numpy as np
 File = Any
 Group = Any
 Dataset = Any
+Region = tuple[slice, ...]
 GROUP, DATASET = h5py.Group, h5py.Dataset  # kinds of members
 
 _CACHE = 1 << 24  # bytes of chunks of each array
@@ -133,8 +135,8 @@ def array(group: Group, name: str, kinds: str, columns: int | None) -> Dataset:
     return data
 
 
-def check_storage(data: Dataset, path: str) -> None:
-    """Raise Malformed unless the file holds all values: h5py reads missing ones as zeros."""
+def check_storage(data: Dataset, path: str, region: Region | None = None) -> None:
+    """Raise Malformed unless the file holds all values, or those of a region: h5py reads missing ones as zeros."""
     if data.is_virtual or data.external:
         raise Malformed(f"has {path} with its values in other files: pass those")
     codes = [code for code, _ in _filters(data)]
@@ -153,8 +155,13 @@ def check_storage(data: Dataset, path: str) -> None:
     else:
         if (chunk := math.prod(data.chunks) * data.dtype.itemsize) > max(8 * size, _MOST_CHUNK):
             raise Malformed(f"has {path} in chunks of {chunk / 1e6:.0f} MB, much more than all its values")
-        expected = math.prod(-(-n // c) for n, c in zip(data.shape, data.chunks, strict=True))
-        complete = data.id.get_num_chunks() == expected
+        if region is None:
+            expected = math.prod(-(-n // c) for n, c in zip(data.shape, data.chunks, strict=True))
+            complete = data.id.get_num_chunks() == expected
+        else:
+            size = math.prod(x.stop - x.start for x in region) * data.dtype.itemsize
+            offsets = itertools.product(*_starts(data, region))
+            complete = all(data.id.get_chunk_info_by_coord(offset).size for offset in offsets)
     unfiltered = len(codes) - bool(data.fletcher32) == 0
     if not complete or (unfiltered and size > Path(data.file.filename).stat().st_size):
         raise Malformed(f"declares {path} of shape {data.shape}, but holds fewer values")
@@ -184,8 +191,13 @@ def _unpacked_size(codec: str, chunk: bytes, most: int) -> int:
     return int.from_bytes(chunk[place : place + length], "little") + 256 * (length == 2)
 
 
-def _check_chunks(data: Dataset, low: int, high: int) -> None:
-    """Raise Malformed if a compressed chunk of these rows unpacks to much more than its size, or to less.
+def _starts(data: Dataset, region: Region) -> list[range]:
+    """Indices along each axis at which the chunks of a region begin."""
+    return [range(x.start - x.start % c, x.stop, c) for x, c in zip(region, data.chunks, strict=True)]
+
+
+def _check_chunks(data: Dataset, region: Region) -> None:
+    """Raise Malformed if a compressed chunk of a region unpacks to much more than its size, or to less.
 
     HDF5 leaves memory as it was where a chunk unpacks to less.
     """
@@ -193,11 +205,9 @@ def _check_chunks(data: Dataset, low: int, high: int) -> None:
     if not codecs:
         return
     (place, codec), size = codecs[0], math.prod(data.chunks) * data.dtype.itemsize
-    starts = [range(0, n, c) for n, c in zip(data.shape, data.chunks, strict=True)]
-    starts[0] = range(low - low % data.chunks[0], min(high, data.shape[0]), data.chunks[0])
     most = 2 * size + (1 << 12)  # filters may widen the numbers
     fewer_bits = any(code in _COUNTED for code, _ in _filters(data))
-    for offset in itertools.product(*starts):
+    for offset in itertools.product(*_starts(data, region)):
         skipped, chunk = data.id.read_direct_chunk(offset)
         is_stored = skipped >> place & 1
         unpacked = _unpacked_size("" if is_stored else codec, chunk, most)
@@ -209,11 +219,45 @@ def _check_chunks(data: Dataset, low: int, high: int) -> None:
 
 def rows(data: Dataset, low: int, high: int | None) -> np.ndarray:
     """Rows of an array."""
-    _check_chunks(data, low, data.shape[0] if high is None else high)
+    last = data.shape[0] if high is None else min(high, data.shape[0])
+    return _values_of(data, (slice(low, last), *(slice(0, n) for n in data.shape[1:])))
+
+
+def _values_of(data: Dataset, region: Region) -> np.ndarray:
+    _check_chunks(data, region)
     try:
-        return np.asarray(data[low:high])
+        return np.asarray(data[region])
     except Exception as error:
         raise Malformed(f"is damaged: the values of {data.name} can't be read, or their checksum is wrong") from error
+
+
+def joined(data: Dataset, path: str) -> np.ndarray:
+    """All values of an array whose blocks lie in files beside its own, as several processes write them."""
+    found, blocks = np.zeros(data.shape), data.virtual_sources()
+    if sum(block.vspace.get_select_npoints() for block in blocks) != data.size:
+        raise Malformed(f"declares {path} of shape {data.shape}, but holds fewer values")
+    for into, name, source, space in blocks:
+        if name in ("", ".", "..") or Path(name).name != name:
+            raise Malformed(f"has {path} with its values in files of other folders: pass those")
+        try:
+            with opened(Path(data.file.filename).with_name(name)) as file:
+                part = member(file, source, DATASET)
+                region = _block(space, part.shape)
+                check_storage(part, source, region)
+                found[_block(into, data.shape)] = _values_of(part, region)
+        except (OSError, ValueError) as error:
+            raise Malformed(f"has {path} with its values in other files, and one can't be read: {error}") from error
+    return found
+
+
+def _block(space: Any, shape: tuple[int, ...]) -> Region:
+    """The block of an array that is selected."""
+    if space.get_select_type() == h5py.h5s.SEL_ALL:
+        return tuple(slice(0, n) for n in shape)
+    low, high = space.get_select_bounds()
+    if math.prod(np.subtract(high, low) + 1) != space.get_select_npoints():
+        raise Malformed("joins other parts of arrays than blocks")
+    return tuple(map(slice, low, np.add(high, 1)))
 
 
 def numbers(group: Group, name: str) -> np.ndarray:

@@ -16,6 +16,7 @@ import numpy as np
 
 from pmwd_dist._files import open_regular
 from pmwd_dist.io.snapshot import content
+from pmwd_dist.observe.sources import mean_and_width
 from pmwd_dist.run.settings import Settings, SettingsError
 from pmwd_dist.run.settings.writing import reason, toml_value
 
@@ -67,7 +68,10 @@ def read_array(name: str, *shapes: Shape) -> np.ndarray:
 
 
 def facts_of(name: str) -> dict[str, Any]:
-    """Box [Mpc/h], redshift or sources and field of view, and window, of data that a run has written; else none."""
+    """Box [Mpc/h], redshift or sources and field of view, and window, of data that a run has written; else none.
+
+    Sources have the mean of their redshifts, and its standard deviation.
+    """
     file, _, dataset = name.rpartition(":")
     if name.endswith(".npy"):
         return {}
@@ -76,6 +80,9 @@ def facts_of(name: str) -> dict[str, Any]:
         facts: dict[str, Any] = {name: content.values(opened, name).tolist() for name in names}
         if "Mpc/h" not in opened.attrs["units"] or len(facts["box_size"]) != 3 or len(facts.get("z", [0])) != 1:
             return {}
+        if "sources" in facts:
+            bins = [opened.attrs.get(f"n(z) of bin {i + 1}") for i in range(len(facts["sources"]))]
+            facts["widths of n(z)"] = [0.0 if n_z is None else mean_and_width(*n_z)[1] for n_z in bins]
         window = opened[dataset].attrs.get("window")
         return facts | ({"window": window} if isinstance(window, str) else {})
     return {}
@@ -123,6 +130,8 @@ def _of_hdf5(path: Path, dataset: str, wanted: tuple[Shape, ...]) -> np.ndarray:
                 kind = h5py.Dataset if part is last else h5py.Group
                 item = content.member(item, part, kind)
             _check(item.shape, item.dtype, wanted)
+            if item.is_virtual:
+                return content.joined(item, dataset.strip("/"))
             content.check_storage(item, dataset.strip("/"))
             return content.rows(item, 0, None).astype(float) if item.ndim else np.asarray(item[()], float)
     except ValueError as error:

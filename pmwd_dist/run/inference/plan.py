@@ -232,8 +232,10 @@ def _of_another_model(plan: InferencePlan) -> list[str]:
     facts = facts_of(plan.settings.data.file)
     expected: dict[str, tuple[str, Any]] = {"box_size": ("box.size", config.box_size)}
     if plan.settings.likelihood.maps and cone is not None:
-        expected["sources"] = "observe.light_cone.sources", None if cone.bins else cone.sources or (1.0,)
-        expected["field"] = "observe.light_cone.field", cone.field
+        shells, key = plan.simulation.light_cone, "observe.light_cone." + ("bins" if cone.bins else "sources")
+        assert shells is not None
+        expected |= {"sources": (key, cone.moments[0]), "widths of n(z)": (key, cone.moments[1])}
+        expected["field"] = "observe.light_cone.field", cone.view(shells, plan.simulation.seed).get("field")
     elif not model.light_cone:
         expected["z"] = "time.a_stop", 1 / config.a_stop - 1
     said = []

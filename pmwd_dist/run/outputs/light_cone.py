@@ -34,7 +34,7 @@ from pmwd_dist.observe.healpix import pixel_count
 from pmwd_dist.observe.power import mean
 from pmwd_dist.observe.shells import Assignment, checked_observer
 from pmwd_dist.observe.sources import LightCone as ShellLightCone
-from pmwd_dist.observe.sources import coverage_warning
+from pmwd_dist.observe.sources import coverage_warning, mean_and_width
 from pmwd_dist.observe.sphere import SphericalLightCone
 from pmwd_dist.parallel.distributed import on_main
 from pmwd_dist.pm.particles import ExactParticles
@@ -169,6 +169,14 @@ class LightCone(Output):
         return list(self.sources or (1.0,)) if self.bins is None else [one.n_z for one in self.bins]
 
     @property
+    def moments(self) -> tuple[list[float], list[float]]:
+        """Means and widths of the redshifts of the sources."""
+        if self.bins is None:
+            return self.lensed, [0.0] * len(self.lensed)
+        found = [mean_and_width(*n_z) for n_z in self.lensed]
+        return [mean for mean, _ in found], [width for _, width in found]
+
+    @property
     def labels(self) -> list[str]:
         """Name of each map in tables."""
         count = len(self.lensed)
@@ -248,10 +256,7 @@ class LightCone(Output):
     ) -> None:
         cone: Any = simulation.light_cone
         view = self.view(cone, simulation.seed)
-        means = (
-            [float(np.trapezoid(z * n, z) / np.trapezoid(n, z)) for z, n in self.lensed] if self.bins else self.lensed
-        )
-        about: dict[str, Any] = {"sources": means, "edges": cone.edges, "box_size": cone.config.box_size}
+        about: dict[str, Any] = {"sources": self.moments[0], "edges": cone.edges, "box_size": cone.config.box_size}
         about |= {f"n(z) of bin {i}": np.stack(one.n_z) for i, one in enumerate(self.bins or (), 1)}
         about |= {"sky": self.sky, "observer": place_of(cone)}
         if isinstance(cone, FlatSkyLightCone):
