@@ -222,7 +222,8 @@ def test_maps_of_other_bins_are_told(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "cone.hdf5", "w") as file:
         file["convergence"] = np.random.default_rng(0).normal(0, 0.01, (1, 4, 4))
         file.attrs.update({"box_size": (20.0,) * 3, "units": "edges, box_size: Mpc/h", "sources": [0.02]})
-        file.attrs.update({"n(z) of bin 1": np.stack((z, [0.0, 1.0, 0.0])), "field": 10.0})
+        file.attrs.update({"n(z) of bin 1": np.stack((z, [0.0, 1.0, 0.0])), "field": 10.0, "shift": 1})
+        file.attrs["observer"] = 0.0, 0.0, 0.0
 
     def told(z: str, field: str = "") -> str:
         bins = f"bins = [{{ z = {z}, n = [0.0, 2.0, 0.0] }}]{field}"
@@ -234,6 +235,20 @@ def test_maps_of_other_bins_are_told(tmp_path: Path) -> None:
     assert re.search(r"sources 0.02, and the model has 0.03 \(observe.light_cone.bins\)", told("[0.02, 0.03, 0.04]"))
     assert re.search(r"widths of n\(z\) 0.00\d+, and the model has 0.00\d+ \(", told("[0.015, 0.02, 0.025]"))
     assert "the data have the field 10, and the model has 8 (obs" in told("[0.01, 0.02, 0.03]", "\nfield = 8.0")
+    assert "the data have the shift 1, and the model has 0 (obs" in told("[0.01, 0.02, 0.03]", "\nshift = false")
+    assert "the data have the observer 0, 0, 0, and the model has 0, 0, 4 (obs" in told(
+        "[0.01, 0.02, 0.03]", "\nobserver = [0.0, 0.0, 4.0]"
+    )
+
+
+@pytest.mark.parametrize("sky", ['sky = "sphere"\nnside = 2', "rays = 4\npixels = 4"])
+def test_the_rays_of_a_model_are_those_of_runs_of_any_seed(tmp_path: Path, sky: str) -> None:
+    """Data of a run with one seed are those of a model with another."""
+    text = LENSING.replace("rays = 4\npixels = 4", sky)
+    one, other = [plan_of(tmp_path / "run", f"noise.seed={seed}", text=text).model.forward for seed in (1, 2)]
+    np.testing.assert_array_equal(one.offsets, other.offsets)
+    assert one.cone == other.cone
+    assert one.cone.seed is not None if "sphere" in sky else np.ptp(one.offsets) > 0
 
 
 def put(folder: Path, name: str, values: Any) -> None:

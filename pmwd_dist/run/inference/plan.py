@@ -32,6 +32,7 @@ from pmwd_dist.run.common import resources
 from pmwd_dist.run.common.data_files import NOISE, facts_of, read_files, read_noise
 from pmwd_dist.run.common.plan import Plan, three
 from pmwd_dist.run.inference.memory import InferenceMemory, inference_memory, memory_problem, too_large
+from pmwd_dist.run.outputs.light_cone import place_of
 from pmwd_dist.run.settings import InferenceSettings, SettingsError, SimulationSetup, build
 from pmwd_dist.run.settings.inference import CHAINS, NOISES, LikelihoodSection
 from pmwd_dist.run.settings.writing import toml_value
@@ -235,7 +236,9 @@ def _of_another_model(plan: InferencePlan) -> list[str]:
         shells, key = plan.simulation.light_cone, "observe.light_cone." + ("bins" if cone.bins else "sources")
         assert shells is not None
         expected |= {"sources": (key, cone.moments[0]), "widths of n(z)": (key, cone.moments[1])}
-        expected["field"] = "observe.light_cone.field", cone.view(shells, plan.simulation.seed).get("field")
+        expected["observer"] = "observe.light_cone.observer", place_of(shells)
+        expected["shift"] = "observe.light_cone.shift", int(cone.shift)
+        expected["field"] = "observe.light_cone.field", cone.view(shells).get("field")
     elif not model.light_cone:
         expected["z"] = "time.a_stop", 1 / config.a_stop - 1
     said = []
@@ -352,11 +355,11 @@ def _forward(settings: InferenceSettings, simulation: SimulationSetup) -> Any:
 
 
 def _maps(settings: InferenceSettings, simulation: SimulationSetup, **options: Any) -> infer.Convergence:
-    """The forward model of lensing, with the rays of the light cone of a run with the same seed."""
+    """The forward model of lensing, with the rays of the light cone of a run."""
     cone, wanted = simulation.light_cone, settings.observe.light_cone
     assert cone is not None
     assert wanted is not None
-    view = wanted.view(cone, simulation.seed)
+    view = wanted.view(cone)
     with warnings.catch_warnings(action="ignore"):  # `check` returns them
         kind = infer.Shear if settings.likelihood.quantity == "shear" else infer.Convergence
         return kind(simulation.config, simulation.cosmo, cone, wanted.lensed, **view, **options)

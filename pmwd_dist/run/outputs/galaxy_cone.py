@@ -75,7 +75,7 @@ class GalaxyCone(OfGalaxies):
                 check_bins(bins, survey, table, cone)
                 if (least := survey.numbers_between(np.asarray(bins), table).min()) < 1:
                     return [f"observe.galaxies.redshift_bins: must each expect a galaxy, and one expects {least:.2g}"]
-                if self.lensing and (view := self.lensing.view(cone, 0)):
+                if self.lensing and (view := self.lensing.view(cone)):
                     seen_shares(survey.mask, cone, math.radians(view["field"]), min(view["pixels"], _MOST_RAYS))
                 if observer != (place := place_of(cone)):
                     return [f"observe.galaxies.observer: must be {toml_value(place)}, where observe.light_cone has it"]

@@ -55,6 +55,7 @@ from pmwd_dist.run.settings.writing import reason, toml_value
 
 _POWER = "convergence_power.csv"
 _WIDEST = 10.0  # field of view that is chosen where none is given [degrees]
+_SHIFTS = 1  # seed of shifts: with one for all runs, maps of a run have the rays of the model of an inference
 _LARGE = np.array([10, 30])  # multipoles
 _LARGEST_NSIDE = 1024  # of harmonics, which take longer than the simulation on larger spheres
 
@@ -102,7 +103,6 @@ class LightCone(Output):
     figure, source = "convergence.png", "light_cone.hdf5"
     rank = 1
     free = False  # it is filled in every step
-    of_seed = True
     stage = "a step"
     remedy = "use fewer edges or pixels of observe.light_cone"
     caption = Caption(
@@ -147,7 +147,9 @@ class LightCone(Output):
     )
     rays: int = about("rays along each side of the field of view", 256, ge=4, le=1 << 15)
     shift: bool = about(
-        "shift each repetition of the box at random, for the lensing; on a sphere also rotate or mirror it", True
+        "shift each repetition of the box, in the same way for all seeds, for the lensing; on a sphere also rotate or "
+        "mirror it",
+        True,
     )
     nside: int = about("pixels along the side of a HEALPix base pixel, of a sphere", 128, ge=1, le=1 << 13)
 
@@ -182,8 +184,8 @@ class LightCone(Output):
         count = len(self.lensed)
         return [f"z={z:.9g}" for z in self.lensed] if self.bins is None else [f"bin {i + 1}" for i in range(count)]
 
-    def build(self, config: Config, cosmo: Cosmology, assignment: Assignment, seed: int) -> ShellLightCone:
-        """The light cone of these keys, with a seed of shifts on a sphere.
+    def build(self, config: Config, cosmo: Cosmology, assignment: Assignment) -> ShellLightCone:
+        """The light cone of these keys.
 
         Raises ArgumentError for an argument out of its range, or shells or sources beyond the time span.
         """
@@ -195,7 +197,7 @@ class LightCone(Output):
             raise ArgumentError(name, farthest, constraint, "use nearer sources, or an earlier time.a_start")
         edges = self.edges or _default_edges(max(farthest), table, config)
         if self.sky == "sphere":
-            options: Any = {"observer": self.observer, "seed": seed if self.shift else None}
+            options: Any = {"observer": self.observer, "seed": _SHIFTS if self.shift else None}
             cone: ShellLightCone = SphericalLightCone(config, edges, self.nside, shell_assignment=assignment, **options)
         else:
             cone = self._flat(config, edges, assignment)
@@ -216,12 +218,12 @@ class LightCone(Output):
             config.decomposition.check_axis((self.rays, self.rays, 1), i, parts, "rays")
         return cone
 
-    def view(self, cone: ShellLightCone, seed: int) -> dict[str, Any]:
-        """Arguments of the lensing by a flat sky: field of view [degrees], rays, random shifts; empty for a sphere."""
+    def view(self, cone: ShellLightCone) -> dict[str, Any]:
+        """Arguments of the lensing by a flat sky: field of view [degrees], rays, shifts; empty for a sphere."""
         if not isinstance(cone, FlatSkyLightCone):
             return {}
         side = min(_WIDEST, math.degrees(min(cone.sides) / cone.edges[-1])) if self.field is None else self.field
-        return {"field": side, "pixels": self.rays, "offsets": random_offsets(cone, seed) if self.shift else None}
+        return {"field": side, "pixels": self.rays, "offsets": offsets_of(cone) if self.shift else None}
 
     def warnings(self, simulation: SimulationSetup) -> list[str]:
         cone: Any = simulation.light_cone
@@ -255,10 +257,10 @@ class LightCone(Output):
         self, folder: Path, simulation: SimulationSetup, shells: Array, cone_galaxies: ConeGalaxies | None
     ) -> None:
         cone: Any = simulation.light_cone
-        view = self.view(cone, simulation.seed)
+        view = self.view(cone)
         about: dict[str, Any] = {"sources": self.moments[0], "edges": cone.edges, "box_size": cone.config.box_size}
         about |= {f"n(z) of bin {i}": np.stack(one.n_z) for i, one in enumerate(self.bins or (), 1)}
-        about |= {"sky": self.sky, "observer": place_of(cone)}
+        about |= {"sky": self.sky, "observer": place_of(cone), "shift": int(self.shift)}
         if isinstance(cone, FlatSkyLightCone):
             about |= {"line_of_sight": cone.line_of_sight, "field": view["field"]}
         else:
@@ -423,12 +425,12 @@ def advance_and_see(
     return after, jax.lax.with_sharding_constraint(shells, sharding)
 
 
-def random_offsets(cone: FlatSkyLightCone, seed: int) -> np.ndarray:
+def offsets_of(cone: FlatSkyLightCone) -> np.ndarray:
     """Shifts of the shells across the line of sight, the same for all shells of one repetition of the box [Mpc/h]."""
     depth = cone.config.box_size[cone.along]
     middle = (np.asarray(cone.edges[1:]) + np.asarray(cone.edges[:-1])) / 2
     repetition = np.floor((middle + cone.observer) / depth).astype(int)
-    shifts = np.random.default_rng(seed).uniform(0, cone.sides, (repetition.max() + 1, 2))
+    shifts = np.random.default_rng(_SHIFTS).uniform(0, cone.sides, (repetition.max() + 1, 2))
     return shifts[repetition]
 
 

@@ -68,15 +68,23 @@ def build(settings: Settings) -> SimulationSetup:
         if isinstance(settings, SimulationSettings) and settings.start.snapshot is not None:
             path, check_motion = Path(settings.start.snapshot), settings.start.check_motion
             start = find_initial_conditions(path, cosmo, config, check_motion=check_motion)
-    seed = settings.noise.seed
     if (section := settings.observe.light_cone) is not None:
         keys = {name: f"observe.light_cone.{name}" for name in type(section).model_fields}
         with _key_errors(settings.box, "[observe.light_cone]: ", keys):
-            cone = section.build(config, cosmo, settings.shell_assignment, seed)
+            cone = section.build(config, cosmo, settings.shell_assignment)
     kind = NoiseKind(*(getattr(settings.noise, name) for name in NoiseKind._fields))
     f_nl = settings.cosmology.f_nl or None
     return SimulationSetup(
-        config, cosmo, settings.time.solver, power, seed, cone, kind, f_nl, start=start, potential_factor=correction
+        config,
+        cosmo,
+        settings.time.solver,
+        power,
+        settings.noise.seed,
+        cone,
+        kind,
+        f_nl,
+        start=start,
+        potential_factor=correction,
     )
 
 
