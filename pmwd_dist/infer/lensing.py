@@ -239,6 +239,12 @@ class ShapeNoise(Likelihood):
             self.mask, number = checked_mask(shown), np.where(number > 0, number, 1)
         self.sigma = jnp.asarray(ellipticity / np.sqrt(number), float)
 
+    def unusual(self, values: np.ndarray, seen: np.ndarray) -> str:
+        """A phrase after "data" if values are above 1; else empty."""
+        del seen
+        largest = np.abs(values).max(initial=0)
+        return f"reach {largest:.3g}; a convergence or shear is below 1, noise included" if largest > 1 else ""
+
     def _spread(self, values: Any, name: str, maps: Convergence) -> Any:
         """A mask or a map of each source, or of all, in a shape that broadcasts to the data."""
         if values is None:

@@ -62,6 +62,11 @@ class Likelihood(eqx.Module):
     def check(self, data: Any, config: Config) -> None:
         """Raise ValueError unless data can have come from this likelihood."""
 
+    def unusual(self, values: np.ndarray, seen: np.ndarray) -> str:
+        """A phrase after "data" if these values, of the seen cells or pixels, are in other units; else empty."""
+        del values, seen
+        return ""
+
     def mean(self, field: Array, parameters: Mapping[str, ArrayLike]) -> Array:
         """Expected data; by default the predicted field."""
         return field
@@ -228,12 +233,15 @@ def check_finite(data: np.ndarray, mask: Array | None, sigma: Any = None) -> Non
         raise ArgumentError("data", data, constraint, remedy, show_value=False)
 
 
-def data_warning(data: Any, mask: Any = None, *, density: bool = False) -> str:
-    """A phrase after "data" if they are constant where the mask shows them, or densities of mean 0; else empty."""
+def data_warning(data: Any, likelihood: Likelihood, *, density: bool) -> str:
+    """A phrase after "data" if they are constant where the mask shows them, or in other units; else empty."""
     values = np.asarray(data)
-    values = values[shown(mask, values.shape)]
+    seen = shown(likelihood.mask, values.shape)
+    values = values[seen]
     if values.size > 1 and (values == values[0]).all():
         return f"are {values[0]:g} everywhere: nothing is known of phases but that; look at the file and its mask"
-    if density and abs(float(values.mean())) < 0.1:
-        return "have a mean of about 0, as of a contrast; densities are in units of the mean, 1 + delta"
-    return ""
+    mean = float(values.mean())
+    if density and not 0.5 < mean < 2:
+        found = "about 0, as of a contrast" if abs(mean) < 0.1 else f"{mean:.3g}"
+        return f"have a mean of {found}; densities are in units of the mean, 1 + delta"
+    return likelihood.unusual(values, seen)

@@ -214,13 +214,14 @@ class Model(eqx.Module):
             parameter.
 
         Warns:
-          UserWarning: constant data, or a contrast where the model predicts a density.
+          UserWarning: constant data, or other units than the model's: a contrast for a density, or counts whose mean is
+            not near the expected one.
         """
         likelihood, given = to_host((self.likelihood, data))
         with np.errstate(over="ignore"):  # marks of missing data
             likelihood.check(given, self.config)
             density = isinstance(self.forward, CosmologicalModel) and isinstance(likelihood, Gaussian)
-            warning = data_warning(given, likelihood.mask, density=density)
+            warning = data_warning(given, likelihood, density=density)
             data = self._place(jnp.asarray(numbers(data, "data"), float))
         data = masked(jnp.where(jnp.isfinite(data), data, 1), self.likelihood.mask, 1)
         if unused := self._unused(data):

@@ -126,6 +126,15 @@ class Poisson(Likelihood):
         values = jnp.asarray(np.where(np.isin(values, seen), values, 0), jnp.int32)
         return values, tuple(f"{nbar}_{i}" for i in range(len(seen)))
 
+    def unusual(self, values: np.ndarray, seen: np.ndarray) -> str:
+        """A phrase after "data" if the mean of these counts is not near the expected one; else empty."""
+        if self.nbar is None:
+            return ""
+        expected = np.broadcast_to(np.asarray(self.nbar) * np.asarray(self.selection), seen.shape)[seen].mean()
+        if 0.5 < (mean := values.mean()) / expected < 2:
+            return ""
+        return f"have a mean of {mean:.3g} galaxies in a cell, and nbar and the selection expect {expected:.3g}"
+
     def logdensity(self, data: Array, field: Array, parameters: Mapping[str, ArrayLike], config: Config) -> Array:
         """Logarithm of the probability of the counts."""
         density = self.templates.times(masked(field, self.mask, 1), parameters)

@@ -237,18 +237,18 @@ def test_positions_are_the_noise_without_linear_theory(cosmo: Any) -> None:
     linear, simulation = LinearField(config, cosmo), Simulation(finer, cosmo, gravity="lpt")
 
     def away(config: pmd.Config, forward: Any, likelihood: Any) -> float:
-        posterior = Model(config, forward, {}, likelihood).condition(np.arange(192.0).reshape(SHAPE))
+        posterior = Model(config, forward, {}, likelihood).condition(np.arange(192.0).reshape(SHAPE) / 100)
         position = posterior.model.draw(jax.random.key(0))
         return float(np.abs(posterior.from_latent(position)[0] - position["noise"]).max())
 
-    assert away(config, linear, Gaussian(1.0)) > 1
+    assert away(config, linear, Gaussian(0.01)) > 1
     assert away(config, lambda noise, _: noise, Gaussian(1.0)) < 1e-12
     assert away(config, linear, Bare()) < 1e-12
     assert away(finer, simulation, Gaussian(1.0)) < 1e-12
 
 
 BOTH = {"b1": Uniform(0.1, 4.0), "bias": Uniform(0.1, 4.0)}
-NUMBERS = np.arange(192.0).reshape(SHAPE)
+NUMBERS = np.arange(192.0).reshape(SHAPE) / 100
 
 
 def model_of(priors: Any, forward: Any = lambda noise, _: noise, likelihood: Any = Gaussian(1.0)) -> Model:  # noqa: B008
@@ -405,6 +405,11 @@ UNLIKELY: list[tuple[Any, str]] = [
         "data are 3 everywhere: nothing is known of phases",
     ),
     (lambda c: model_of({}, fields_of(c)).condition(CONTRAST), "data have a mean of about 0, as of a contrast"),
+    (lambda c: model_of({}, fields_of(c)).condition(9 * NUMBERS), "data have a mean of 8.6; densities are in units"),
+    (
+        lambda c: model_of({}, fields_of(c), pmd.infer.Poisson(5e-4, selection=0.5)).condition(np.round(NUMBERS)),
+        "data have a mean of 0.953 galaxies in a cell, and nbar and the selection expect 0.00025",
+    ),
 ]
 
 

@@ -149,12 +149,15 @@ def test_the_shape_of_the_power_and_its_skewness_are_sampled(tmp_path: Path) -> 
 ODD: dict[str, tuple[Any, ...]] = {
     "data.file: the data are 2 everywhere: nothing is known": (np.full((4, 4, 4), 2.0),),
     "data.file: the data have a mean of about 0, as of a contrast": (np.indices((4, 4, 4))[0] - 1.5,),
-    "data.file: the mean is 31.5; densities are in units of the mean": (np.arange(64.0).reshape(4, 4, 4),),
-    "the mean is 31.5; densities are in units of the mean\ntemplate template_0: changes predictions by 1.* times": (
+    "data.file: the data have a mean of 31.5; densities are in units of the mean": (np.arange(64.0).reshape(4, 4, 4),),
+    "a mean of 31.5; densities are in units of the mean\ntemplate template_0: changes predictions by 1.* times": (
         *(np.arange(64.0).reshape(4, 4, 4), 'data.templates=["file.npy"]'),
         'priors.template={ kind = "normal", mean = 0.0, sd = 0.2 }',
     ),
-    "the mean is 31.5 galaxies in a cell, and likelihood.nbar expects 2": (np.arange(64.0).reshape(4, 4, 4), "poisson"),
+    "have a mean of 31.5 galaxies in a cell, and nbar and the selection expect 2": (
+        np.arange(64.0).reshape(4, 4, 4),
+        "poisson",
+    ),
     "priors.sigma8: 0 is within two deviations of its median; bound it": (None, normal("sigma8", 0.8, 0.5)),
     r"priors.wa: at 1.2, .* w0 \+ wa = 0.2 must be less than 0, or dark energy": (None, normal("wa", 0.0, 0.6)),
     "priors.omega_b: the density of cold dark matter stays, and omega_m moves": (None, normal("omega_b", 0.05, 0.002)),

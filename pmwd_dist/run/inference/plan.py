@@ -21,7 +21,7 @@ from pmwd_dist.cosmology.sampled import cosmology_at
 from pmwd_dist.cosmology.sampled_parameters import BIASES, KEYS, NAMES, OF_SOURCES, PARAMETERS, split_index
 from pmwd_dist.infer.chain.folder import chain_files
 from pmwd_dist.infer.constants import TRAJECTORIES
-from pmwd_dist.infer.likelihoods import data_warning, shown, template_warnings
+from pmwd_dist.infer.likelihoods import data_warning, template_warnings
 from pmwd_dist.infer.model import unlikely_cosmology
 from pmwd_dist.infer.tuning.saved import kind_of
 from pmwd_dist.infer.tuning.schedule import block_length
@@ -142,8 +142,9 @@ class InferencePlan(Plan):
             raise SettingsError([problem])
         warnings, sampler = [tight], self.settings.sampler
         if (data := self.data.get("data.file")) is not None:
-            unusual = unusual_data(self.settings, data, self.data, to_host(self.model.likelihood.mask))
-            warnings.append(unusual and f"data.file: {unusual}")
+            density = self.settings.likelihood.kind == "gaussian"
+            unusual = data_warning(data, to_host(self.model.likelihood), density=density)
+            warnings.append(unusual and f"data.file: the data {unusual}")
             warnings += _of_another_model(self)
             if (compared := self.largest_wavenumber) is not None:  # a mock is one of the model as it is
                 coarse = convergence_warning(self.simulation, self.settings.model.gravity, compared)
@@ -205,26 +206,6 @@ def wrong_tuning(plan: InferencePlan) -> str | None:
         reason = error.reason if isinstance(error, ArgumentError) else message(error)
     reason = exchange(reason)[0]
     return f"sampler.tuning_from = {toml_value(source)}: {reason}" if reason else None
-
-
-def unusual_data(
-    settings: InferenceSettings, data: np.ndarray, files: Mapping[str, np.ndarray], mask: Any
-) -> str | None:
-    """Warning about data that are constant, or in other units than the model."""
-    section, selection = settings.likelihood, files.get("data.selection")
-    if warning := data_warning(data, mask, density=section.kind == "gaussian"):
-        return f"the data {warning}"
-    has_data = shown(mask, data.shape)
-    data, selection = data[has_data], None if selection is None else selection[has_data]
-    mean, largest = float(data.mean()), float(np.abs(data).max())
-    if section.kind == "gaussian" and not 0.5 < mean < 2:
-        return f"the mean is {mean:.3g}; densities are in units of the mean, 1 + delta"
-    if section.kind == "lensing" and largest > 1:
-        return f"values reach {largest:.3g}; a {section.quantity} is below 1, noise included"
-    expected = (section.nbar or mean) * (1.0 if selection is None else float(selection.mean()))
-    if section.kind == "poisson" and section.nbar is not None and not 0.5 < mean / expected < 2:
-        return f"the mean is {mean:.3g} galaxies in a cell, and likelihood.nbar expects {expected:.3g}"
-    return None
 
 
 def _of_another_model(plan: InferencePlan) -> list[str]:
