@@ -62,6 +62,9 @@ def test_blocks_in_files_of_several_processes_are_read_as_one(tmp_path: Path, op
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_virtual_dataset("a", layout)
     np.testing.assert_array_equal(read_array(f"{tmp_path}/a.h5:/a"), values)
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/b.h5").symlink_to("../a.h5")
+    np.testing.assert_array_equal(read_array(f"{tmp_path}/linked/b.h5:/a"), values)
     with h5py.File(tmp_path / "a.1.h5", "w") as file:
         file.create_dataset("a", values.shape, values.dtype, chunks=(3, 2, 8), **options)[:, :3] = 1.0
     with pytest.raises(ValueError, match=r"in other files, and one can't be read: .*a.1.h5: .* holds fewer values"):

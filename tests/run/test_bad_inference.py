@@ -208,7 +208,7 @@ def test_data_of_a_run_of_another_model_are_told(tmp_path: Path) -> None:
     other = told("box.size=[20, 20, 40]", "time.a_stop=1", "model.window=nearest", "model.bias=lagrangian")
     assert "the data have the box_size 20, 20, 20, and the model has 20, 20, 40 (box.size)" in other
     assert "the data have the z 0.5, and the model has 0 (time.a_stop)" in other
-    assert 'the data have the window cloud-in-cell, and model.window is "nearest"' in other
+    assert "the data have the window cloud-in-cell, and the model has nearest (model.window)" in other
 
 
 def test_maps_of_another_light_cone_are_told(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_maps_of_other_bins_are_told(tmp_path: Path) -> None:
         file["convergence"] = np.random.default_rng(0).normal(0, 0.01, (1, 4, 4))
         file.attrs.update({"box_size": (20.0,) * 3, "units": "edges, box_size: Mpc/h", "sources": [0.02]})
         file.attrs.update({"n(z) of bin 1": np.stack((z, [0.0, 1.0, 0.0])), "field": 10.0, "shift": 1})
-        file.attrs["observer"] = 0.0, 0.0, 0.0
+        file.attrs.update({"observer": (0.0, 0.0, 0.0), "line_of_sight": "z"})
 
     def told(z: str, field: str = "") -> str:
         bins = f"bins = [{{ z = {z}, n = [0.0, 2.0, 0.0] }}]{field}"
@@ -238,6 +238,8 @@ def test_maps_of_other_bins_are_told(tmp_path: Path) -> None:
     assert re.search(r"sources 0.02, and the model has 0.03 \(observe.light_cone.bins\)", told("[0.02, 0.03, 0.04]"))
     assert re.search(r"widths of n\(z\) 0.00\d+, and the model has 0.00\d+ \(", told("[0.015, 0.02, 0.025]"))
     assert "the data have the field 10, and the model has 8 (obs" in told("[0.01, 0.02, 0.03]", "\nfield = 8.0")
+    other = told("[0.01, 0.02, 0.03]", '\nline_of_sight = "x"')
+    assert "the data have the line_of_sight z, and the model has x (observe.light_cone.line_of_sight)" in other
     assert "the data have the shift 1, and the model has 0 (obs" in told("[0.01, 0.02, 0.03]", "\nshift = false")
     assert "the data have the observer 0, 0, 0, and the model has 0, 0, 4 (obs" in told(
         "[0.01, 0.02, 0.03]", "\nobserver = [0.0, 0.0, 4.0]"

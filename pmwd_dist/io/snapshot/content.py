@@ -240,7 +240,7 @@ def joined(data: Dataset, path: str) -> np.ndarray:
         if name in ("", ".", "..") or Path(name).name != name:
             raise Malformed(f"has {path} with its values in files of other folders: pass those")
         try:
-            with opened(Path(data.file.filename).with_name(name)) as file:
+            with opened(Path(data.file.filename).resolve().with_name(name)) as file:  # not beside a link
                 part = member(file, source, DATASET)
                 region = _block(space, part.shape)
                 check_storage(part, source, region)

@@ -68,7 +68,7 @@ def read_array(name: str, *shapes: Shape) -> np.ndarray:
 
 
 def facts_of(name: str) -> dict[str, Any]:
-    """Box [Mpc/h], redshift or sources and field of view, and window, of data that a run has written; else none.
+    """Box [Mpc/h], redshift or light cone, and window, of data that a run has written; else none.
 
     Sources have the mean of their redshifts, and its standard deviation.
     """
@@ -83,8 +83,8 @@ def facts_of(name: str) -> dict[str, Any]:
         if "sources" in facts:
             bins = [opened.attrs.get(f"n(z) of bin {i + 1}") for i in range(len(facts["sources"]))]
             facts["widths of n(z)"] = [0.0 if n_z is None else mean_and_width(*n_z)[1] for n_z in bins]
-        window = opened[dataset].attrs.get("window")
-        return facts | ({"window": window} if isinstance(window, str) else {})
+        words = {"window": opened[dataset].attrs.get("window"), "line_of_sight": opened.attrs.get("line_of_sight")}
+        return facts | {name: word for name, word in words.items() if isinstance(word, str)}
     return {}
 
 

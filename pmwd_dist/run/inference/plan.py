@@ -219,20 +219,31 @@ def _of_another_model(plan: InferencePlan) -> list[str]:
         expected |= {"sources": (key, cone.moments[0]), "widths of n(z)": (key, cone.moments[1])}
         expected["observer"] = "observe.light_cone.observer", place_of(shells)
         expected["shift"] = "observe.light_cone.shift", int(cone.shift)
+        expected["line_of_sight"] = "observe.light_cone.line_of_sight", cone.line_of_sight
         expected["field"] = "observe.light_cone.field", cone.view(shells).get("field")
     elif not model.light_cone:
         expected["z"] = "time.a_stop", 1 / config.a_stop - 1
-    said = []
-    for name, (key, value) in expected.items():
-        found = facts.get(name, value)
-        if value is not None and not (np.size(found) == np.size(value) and np.allclose(found, value, 1e-3, 1e-3)):
-            theirs, own = (", ".join(f"{x:g}" for x in np.ravel(numbers)) for numbers in (found, value))
-            said.append(f"have the {name} {theirs}, and the model has {own} ({key})")
+    if model.gravity != "linear":
+        expected["window"] = "model.window", model.window
+    said = [
+        f"have the {name} {_in_words(facts[name])}, and the model has {_in_words(value)} ({key})"
+        for name, (key, value) in expected.items()
+        if value is not None and name in facts and not _is_same(facts[name], value)
+    ]
     if "window" in facts and model.gravity == "linear":
         said.append(f'have the window {facts["window"]}, and model.gravity = "linear" has none; use "lpt"')
-    elif facts.get("window", model.window) != model.window:
-        said.append(f'have the window {facts["window"]}, and model.window is "{model.window}"')
     return [f"data.file: the data {text}" for text in said]
+
+
+def _is_same(found: Any, value: Any) -> bool:
+    """Whether words or numbers are the same, but for rounding."""
+    if isinstance(value, str):
+        return found == value
+    return np.size(found) == np.size(value) and np.allclose(found, value, 1e-3, 1e-3)
+
+
+def _in_words(value: Any) -> str:
+    return value if isinstance(value, str) else ", ".join(f"{x:g}" for x in np.ravel(value))
 
 
 def _of_priors(plan: InferencePlan) -> list[str]:
