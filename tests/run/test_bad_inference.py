@@ -195,6 +195,7 @@ def test_data_of_a_run_of_another_model_are_told(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "counts.hdf5", "w") as file:
         file["counts"] = 1 + np.random.default_rng(0).poisson(1.0, (4, 4, 4))
         file.attrs.update({"box_size": (20.0, 20.0, 20.0), "units": "Mpc/h", "z": 0.5})
+        file.attrs.update({"line_of_sight": "x", "selection": "given"})
         file["counts"].attrs["window"] = "cloud-in-cell"
 
     def told(*overrides: str) -> str:
@@ -202,9 +203,15 @@ def test_data_of_a_run_of_another_model_are_told(tmp_path: Path) -> None:
         plan = plan_of(tmp_path / "run", "data.file=counts.hdf5:/counts", "model.gravity=lpt", *overrides, text=text)
         return "\n".join(x for x in plan.check() if "data.file" in x)
 
-    assert told("box.size=20", f"time.a_stop={1 / 1.5}") == ""
+    np.save(tmp_path / "selection.npy", np.ones((4, 4, 4)))
+    same = ["box.size=20", f"time.a_stop={1 / 1.5}", "model.bias=lagrangian", "model.line_of_sight=x"]
+    assert told(*same, "data.selection=selection.npy") == ""
+    assert (
+        told(*same) == "warning: data.file: the data have the selection given, and the model has none (data.selection)"
+    )
     linear = told("box.size=20", f"time.a_stop={1 / 1.5}", "model.gravity=linear")
     assert 'the data have the window cloud-in-cell, and model.gravity = "linear" has none; use "lpt"' in linear
+    assert "the data have the line_of_sight x, and the model has none (model.line_of_sight)" in linear
     other = told("box.size=[20, 20, 40]", "time.a_stop=1", "model.window=nearest", "model.bias=lagrangian")
     assert "the data have the box_size 20, 20, 20, and the model has 20, 20, 40 (box.size)" in other
     assert "the data have the z 0.5, and the model has 0 (time.a_stop)" in other
@@ -215,6 +222,7 @@ def test_maps_of_another_light_cone_are_told(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "cone.hdf5", "w") as file:
         file["convergence"] = np.random.default_rng(0).normal(0, 0.01, (2, 4, 4))
         file.attrs.update({"box_size": (20.0,) * 3, "units": "edges, box_size: Mpc/h", "sources": (0.02, 0.05)})
+        file.attrs["edges"] = 0.0, 118.82
     plan = plan_of(tmp_path / "run", "data.file=cone.hdf5:/convergence", "box.size=20", text=LENSING)
     (told,) = [x for x in plan.check() if "data.file" in x]
     assert "the data have the sources 0.02, 0.05, and the model has 0.02, 0.04 (observe.light_cone.sources)" in told
@@ -226,7 +234,7 @@ def test_maps_of_other_bins_are_told(tmp_path: Path) -> None:
         file["convergence"] = np.random.default_rng(0).normal(0, 0.01, (1, 4, 4))
         file.attrs.update({"box_size": (20.0,) * 3, "units": "edges, box_size: Mpc/h", "sources": [0.02]})
         file.attrs.update({"n(z) of bin 1": np.stack((z, [0.0, 1.0, 0.0])), "field": 10.0, "shift": 1})
-        file.attrs.update({"observer": (0.0, 0.0, 0.0), "line_of_sight": "z"})
+        file.attrs.update({"observer": (0.0, 0.0, 0.0), "line_of_sight": "z", "edges": (0.0, 40.0, 89.312)})
 
     def told(z: str, field: str = "") -> str:
         bins = f"bins = [{{ z = {z}, n = [0.0, 2.0, 0.0] }}]{field}"

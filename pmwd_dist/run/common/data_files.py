@@ -82,8 +82,10 @@ def facts_of(name: str) -> dict[str, Any]:
             return {}
         if "sources" in facts:
             bins = [opened.attrs.get(f"n(z) of bin {i + 1}") for i in range(len(facts["sources"]))]
+            facts["ends of shells"] = np.ravel(opened.attrs["edges"])[[0, -1]].astype(float).tolist()
             facts["widths of n(z)"] = [0.0 if n_z is None else mean_and_width(*n_z)[1] for n_z in bins]
-        words = {"window": opened[dataset].attrs.get("window"), "line_of_sight": opened.attrs.get("line_of_sight")}
+        words = {"window": opened[dataset].attrs.get("window")}
+        words |= {name: opened.attrs.get(name) for name in ("line_of_sight", "selection")}
         return facts | {name: word for name, word in words.items() if isinstance(word, str)}
     return {}
 

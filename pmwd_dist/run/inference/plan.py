@@ -217,12 +217,16 @@ def _of_another_model(plan: InferencePlan) -> list[str]:
         shells, key = plan.simulation.light_cone, "observe.light_cone." + ("bins" if cone.bins else "sources")
         assert shells is not None
         expected |= {"sources": (key, cone.moments[0]), "widths of n(z)": (key, cone.moments[1])}
+        expected["ends of shells"] = "observe.light_cone.edges", (shells.edges[0], shells.edges[-1])
         expected["observer"] = "observe.light_cone.observer", place_of(shells)
         expected["shift"] = "observe.light_cone.shift", int(cone.shift)
         expected["line_of_sight"] = "observe.light_cone.line_of_sight", cone.line_of_sight
         expected["field"] = "observe.light_cone.field", cone.view(shells).get("field")
     elif not model.light_cone:
         expected["z"] = "time.a_stop", 1 / config.a_stop - 1
+        expected["line_of_sight"] = "model.line_of_sight", model.line_of_sight
+        if plan.settings.data.selection is None and plan.settings.data.mask is None:
+            expected["selection"] = "data.selection", "none"
     if model.gravity != "linear":
         expected["window"] = "model.window", model.window
     said = [

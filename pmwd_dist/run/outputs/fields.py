@@ -121,7 +121,7 @@ class Fields(Output):
         shown, parts = [_slab(mass, planes, config)], self.parts(view.z)
         own = parts[jax.process_index()]
         size = self.disk(view.simulation, 1) // jax.process_count()
-        about = {"box_size": config.box_size, "units": "Mpc/h", "a": view.a, "z": view.z}
+        about = {"box_size": config.box_size, "units": "Mpc/h", "a": view.a, "z": view.z, "line_of_sight": "none"}
         with _opened(folder / own, size, about) as file:
             if "density" in self.quantities:
                 self._write(file, "density", (), mass, most, config)

@@ -312,7 +312,11 @@ class Counts(OfGalaxies):
 
     def write_divided(self, folder: Path, view: View) -> None:
         counts = self._draw(view), {"axes": "cells along x, y, z", "window": "cloud-in-cell"}
-        about = {"box_size": view.config.box_size, "units": "Mpc/h", "z": view.z}
+        galaxies = self.galaxies
+        about: dict[str, Any] = {"box_size": view.config.box_size, "units": "Mpc/h", "z": view.z}
+        about["line_of_sight"] = galaxies.line_of_sight if galaxies.redshift_space else "none"
+        if galaxies.selection is not None or galaxies.mask is not None:
+            about["selection"] = "given"
         write_fields(folder / self.file(view.z, "hdf5"), {"counts": counts}, about)
 
     def _draw(self, view: View) -> Array:
