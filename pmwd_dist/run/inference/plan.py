@@ -209,7 +209,7 @@ def wrong_tuning(plan: InferencePlan) -> str | None:
 
 
 def _of_another_model(plan: InferencePlan) -> list[str]:
-    """Warnings about data that a run has written with another box, time, window, sources or field than the model's."""
+    """Warnings about data that a run has written with another box, time, window or view than the model's."""
     config, model, cone = plan.simulation.config, plan.settings.model, plan.settings.observe.light_cone
     facts = facts_of(plan.settings.data.file)
     expected: dict[str, tuple[str, Any]] = {"box_size": ("box.size", config.box_size)}
