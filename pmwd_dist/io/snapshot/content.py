@@ -1,7 +1,7 @@
 """Content of an HDF5 file from an untrusted source: type and size are checked before anything is read.
 
 Links are not followed, and arrays whose values lie in other files are not read, since a file could name any other;
-`joined` alone reads those of files in the same folder.
+`joined` alone reads other files, in the same folder.
 Functions raise `Malformed` for missing members, and for content of another type, shape or range.
 """
 
@@ -136,7 +136,7 @@ def array(group: Group, name: str, kinds: str, columns: int | None) -> Dataset:
 
 
 def check_storage(data: Dataset, path: str, region: Region | None = None) -> None:
-    """Raise Malformed unless the file holds all values, or those of a region: h5py reads missing ones as zeros."""
+    """Raise Malformed unless the file holds all values, or all in a region: h5py reads missing ones as zeros."""
     if data.is_virtual or data.external:
         raise Malformed(f"has {path} with its values in other files: pass those")
     codes = [code for code, _ in _filters(data)]
