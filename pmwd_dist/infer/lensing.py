@@ -36,6 +36,7 @@ from pmwd_dist.parallel.inputs import check_unmasked, real
 from pmwd_dist.pm.status import Status
 
 _LEAST = 1e-30  # of densities and ellipticities
+_APART = 1e-7  # between redshifts that are cut at 0, which must ascend
 
 
 class Convergence(SimulatedModel):
@@ -46,8 +47,8 @@ class Convergence(SimulatedModel):
     does not span all shells.
 
     Systematics are parameters where they have a prior: `delta_z_0`, `delta_z_1`, ... are added to the redshifts of a
-    source, and maps are multiplied by 1 + `m_0`, 1 + `m_1`, ... `A_IA` and `eta_IA` are the amplitude and the power of
-    the intrinsic alignment of sources (z, n), as in `observe.lensing_weights`.
+    source, whose n(z) is cut at 0, and maps are multiplied by 1 + `m_0`, 1 + `m_1`, ... `A_IA` and `eta_IA` are the
+    amplitude and the power of the intrinsic alignment of sources (z, n), as in `observe.lensing_weights`.
 
     Args:
       config: configuration of the simulation; light leaves the farthest shell after a_start.
@@ -163,11 +164,15 @@ def _are_columns(sources: Sequence[Any]) -> bool:
 
 
 def _shifted(source: Source, delta_z: ArrayLike | None) -> Source:
-    """Sources at larger redshifts, by delta_z; None: by nothing."""
+    """Sources at larger redshifts, by delta_z, none of them at negative ones; None: by nothing."""
     if delta_z is None:
         return source
-    shift = jnp.asarray(delta_z)
-    return (source[0] + shift, source[1]) if isinstance(source, tuple) else source + shift
+    if not isinstance(source, tuple):
+        return source + jnp.asarray(delta_z)
+    z, number = map(jnp.asarray, source)
+    z = z + delta_z
+    cut = jnp.maximum(z, _APART * np.arange(z.size, dtype=z.dtype))
+    return cut, jnp.where(cut > z, jnp.interp(cut, z, number), number)
 
 
 def _of_sources(density: Any, maps: Convergence) -> np.ndarray:

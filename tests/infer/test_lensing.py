@@ -105,6 +105,25 @@ def test_systematics_change_shear_and_its_slopes(sky: str) -> None:
     np.testing.assert_allclose(found[1], 0.8 * expected[1], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("shift", [-0.001, -0.004, 0.004])
+def test_distributions_that_begin_at_no_redshift_are_cut_there(shift: float) -> None:
+    z, n = np.linspace(0, 0.05, 17), np.linspace(1, 0.2, 17)
+    kept = z + shift > 0
+    of_cut = np.r_[0, z[kept] + shift], np.r_[np.interp(0, z + shift, n), n[kept]]
+    source = (z + shift, n) if shift > 0 else of_cut
+    forward, table = maps((1, 1), sources=(z, n)), pmd.growth_table(jax_cosmo.Planck15())
+    mass = jax.numpy.asarray(np.random.default_rng(3).random((2, 8, 8)))
+    (expected,) = pmd.observe.convergence(mass, table, forward.cone, source=[source], **VIEW)
+
+    def look(shift: Any) -> Any:
+        return forward._maps(mass, table, {"delta_z_0": shift})[0]
+
+    for found in (look(shift), jax.jit(look)(shift)):
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+    slope, step = jax.jacfwd(look)(shift), 1e-6
+    np.testing.assert_allclose(slope, (look(shift + step) - look(shift - step)) / (2 * step), rtol=1e-5, atol=1e-9)
+
+
 def test_one_distribution_is_one_map() -> None:
     assert maps((1, 1), sources=BINS[0]).shape == maps((1, 1), sources=0.05).shape == (1, 4, 4)
 
