@@ -16,6 +16,7 @@ from jaxtyping import Array
 
 from pmwd_dist._checks import check_number
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.program import filter_jit
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.parameters import Parameters
@@ -272,7 +273,7 @@ class Posterior(eqx.Module):
     model: Model
     data: Array
     preconditioner: Preconditioner
-    weight: Array = eqx.field(default_factory=lambda: jnp.ones(()))  # an array, so that nothing compiles again
+    weight: Array = eqx.field(default_factory=lambda: as_array(1.0))  # an array, so that nothing compiles again
 
     @on_auto_axes
     def logdensity(self, position: Position) -> Array:
@@ -323,7 +324,7 @@ class Posterior(eqx.Module):
           ValueError: a weight that is negative or not finite.
         """
         check_number(weight, "weight", 0, remedy="use 1 for the posterior itself", constant=True)
-        return eqx.tree_at(lambda p: p.weight, self, jnp.asarray(weight, self.weight.dtype))
+        return eqx.tree_at(lambda p: p.weight, self, as_array(weight, self.weight.dtype))
 
     def numpyro_model(self) -> None:
         """The posterior as a model of NumPyro: `numpyro.infer.NUTS(posterior.numpyro_model)`.

@@ -133,7 +133,8 @@ class ChainTuning:
 
     def _now(self, state: TuningState) -> Posterior:
         """The posterior with the adaptation and the weight of the next block."""
-        weight = self.schedule.next(state).weight * self.posterior.weight
+        # On the host: the type of a product of arrays depends on programs that ran before, and `begin` traced again.
+        weight = self.schedule.next(state).weight * float(np.asarray(self.posterior.weight))
         return self.posterior.adapted(self.run.adaptation).weighted(weight)
 
     def _begin_at(self, positions: Position, state: TuningState, number: int) -> None:
