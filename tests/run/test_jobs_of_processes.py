@@ -6,6 +6,7 @@ import json
 import math
 import re
 import subprocess
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,7 @@ before_step(1, 1, lambda: signal.raise_signal(signal.SIGUSR1))
 codes |= {
     "signal": command("run", "sphere.toml", "--output", "resumed", "--set", swift),
     "resume": command("resume", "resumed"),
-    "gadget": command("power", "small/snapshot_z0.000.0.hdf5", "--output", "gadget.csv"),
+    "gadget": command("power", "small/snapshot_z0.000.hdf5", "--output", "gadget.csv"),
     "swift": command("power", "resumed/snapshot_z0.000.1.hdf5", "--output", "swift.csv"),
 }
 folder = os.getcwd()
@@ -249,6 +250,28 @@ def assert_same_snapshots(one: Path, other: Path) -> None:
                 np.testing.assert_array_equal(found[f"PartType1/{kind}"][:], values[:])
 
 
+def assert_shown_as_one(path: Path) -> None:
+    """Assert that a file shows the particles of both processes, to other readers, too."""
+    with (
+        h5py.File(path) as whole,
+        h5py.File(path.with_suffix(".0.hdf5")) as first,
+        h5py.File(path.with_suffix(".1.hdf5")) as second,
+    ):
+        assert whole["Header"].attrs["NumPart_ThisFile"][1] == len(whole["PartType1/ParticleIDs"]) == 4096
+        for kind, values in whole["PartType1"].items():
+            parts = [file[f"PartType1/{kind}"][:] for file in (first, second)]
+            np.testing.assert_array_equal(values[:], np.concatenate(parts))
+        swift = "Units" in whole
+    with warnings.catch_warnings(action="ignore"):
+        if swift:
+            data = pytest.importorskip("swiftsimio").load(path).dark_matter.coordinates
+        else:
+            yt = pytest.importorskip("yt")
+            yt.set_log_level(50)
+            data = yt.load(path).all_data()["PartType1", "Coordinates"]
+    assert data.shape == (4096, 3)
+
+
 def alone(folder: Path, file: Path, *, resume: bool = False, time_limit: float | None = None) -> Path:
     """Run or resume a simulation in this process, on one device, whose programs are compiled once for all tests."""
     plan = SimulationJob.of(read(file, ["devices.pdims=[1, 1]"]), folder)
@@ -304,6 +327,8 @@ def test_processes(tmp_path: Path, no_figures: None):
     sphere = alone(tmp_path / "sphere", tmp_path / "sphere.toml")
     compare(tmp_path / "resumed", sphere)
     compare(alone(tmp_path / "killed", tmp_path / "killed" / "config.toml", resume=True), sphere)
+    for name in ("small", "resumed"):
+        assert_shown_as_one(tmp_path / name / "snapshot_z0.000.hdf5")
 
 
 @pytest.mark.mpi

@@ -264,7 +264,11 @@ def snapshot_files(path: Path) -> list[Path]:
     """
     first = _in_folder(path) if path.is_dir() else _named(path)
     with opened(first) as file:
-        count = number_of_files(file)
+        count, virtual = number_of_files(file), header_of(file).attrs.get("Virtual", 0)
+    if np.any(np.asarray(virtual) == 1) and (zeroth := first.with_name(f"{first.stem}.0{first.suffix}")).exists():
+        first = zeroth  # the file shows the set as one
+        with opened(first) as file:
+            count = number_of_files(file)
     if count == 1:
         return [first]
     stem = _common(first.stem)

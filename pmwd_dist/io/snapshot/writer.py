@@ -22,7 +22,7 @@ from jaxtyping import Array
 
 from pmwd_dist._checks import check_choice
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist._files import remove, reserve, temporary, write_aside
+from pmwd_dist._files import atomic_write, remove, reserve, temporary, write_aside
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config, Vector3
 from pmwd_dist.cosmology.parameters import parameters
@@ -30,7 +30,7 @@ from pmwd_dist.io.snapshot.base import GADGET, Part, Precision, SnapshotFormat
 from pmwd_dist.io.snapshot.content import File
 from pmwd_dist.io.snapshot.swift import SWIFT
 from pmwd_dist.parallel.decomposition import Shape3
-from pmwd_dist.parallel.distributed import barrier, raise_on_all_processes
+from pmwd_dist.parallel.distributed import barrier, exchange, is_main, raise_on_all_processes
 from pmwd_dist.parallel.inputs import check_on_host
 from pmwd_dist.pm import inputs
 from pmwd_dist.pm.particles import Particles
@@ -60,7 +60,8 @@ def save_snapshot(
     """Write particles at scale factor a. Collective.
 
     Gadget's units are kpc/h, 1e10 Msun/h, km/s per sqrt(a); SWIFT's are Mpc, 1e10 Msun, km/s. Particle IDs are indices
-    of lattice sites. With several processes, each writes its own particles to name.0.hdf5, name.1.hdf5, ...
+    of lattice sites. With several processes, each writes its own particles to name.0.hdf5, name.1.hdf5, ..., and
+    name.hdf5 shows them as one file.
 
     Args:
       path: path of the file.
@@ -86,11 +87,12 @@ def save_snapshot(
     check_on_host("save_snapshot", (particles, cosmo, a))
     options: Any = {"format": format, "precision": precision, "compression": compression}
     snapshot = Snapshot(particles, cosmo, config, a, **options)
-    path = snapshot.path(Path(path))
+    whole, path = Path(path), snapshot.path(Path(path))
     try:
         with raise_on_all_processes(), write_aside(path) as aside:
             snapshot.write(aside, snapshot.chunks())
         os.replace(temporary(path), path)  # the files of all processes are complete
+        snapshot.join(whole)
     finally:
         remove(temporary(path))
     barrier("snapshot")  # a process may read the files of all next
@@ -118,10 +120,10 @@ class Snapshot:
         self._scales = np.asarray([kind.length(part.h), kind.momentum(part.a), mass])
         _check_finite(particles, self._scales[1])
 
-    def path(self, path: Path) -> Path:
-        """The file of this process."""
-        files = self._part.files
-        return path if files == 1 else path.with_name(f"{path.stem}.{jax.process_index()}{path.suffix}")
+    def path(self, path: Path, process: int | None = None) -> Path:
+        """The file of a process; default: of this one."""
+        process = jax.process_index() if process is None else process
+        return path if self._part.files == 1 else path.with_name(f"{path.stem}.{process}{path.suffix}")
 
     def chunks(self) -> Iterator[Chunk]:
         """Chunks on the host, in the order of the file."""
@@ -132,8 +134,10 @@ class Snapshot:
         reserve(path, self._part.count * self._kind.bytes_per_particle + _HEADER_BYTES)
         # Of HDF5 1.10 and newer: everything in the file has a checksum.
         with h5py.File(path, "w", libver=("v110", "v110"), locking=False) as file:
-            self._create(file)
-            particles: Any = file["PartType1"]
+            particles = self._create_groups(file, self._part)
+            for name, (shape, dtype, attributes) in self._arrays(self._part).items():
+                options = {"chunks": (self._layout.rows, *shape[1:]), "fletcher32": True} | self._filters
+                particles.create_dataset(name, shape, dtype, **options).attrs.update(attributes)
             arrays = dict(particles)  # h5py takes long to find one
             for number, chunk in enumerate(chunks):
                 first = number * self._layout.rows
@@ -144,19 +148,39 @@ class Snapshot:
                     else:  # as it is in the file: HDF5 would copy it twice, and sum it up by one thread
                         data.id.write_direct_chunk((first, *(0 for _ in data.shape[1:])), words)
 
-    def _create(self, file: File) -> None:
-        kind, part, rows = self._kind, self._part, self._layout.rows
+    def join(self, path: Path) -> None:
+        """Write the file that shows those of several processes as one. Collective."""
+        counts = [int(text) for text in exchange(str(self._part.count))]
+        with raise_on_all_processes():
+            if len(counts) > 1 and is_main():
+                own = self._part
+                part = Part(sum(counts), 1, own.cosmo, own.config, own.a, own.positions)
+                with atomic_write(path) as aside, h5py.File(aside, "w", libver=("v110", "v110"), locking=False) as file:
+                    particles = self._create_groups(file, part)
+                    file["Header"].attrs["Virtual"] = np.ones(1, "i4")  # as of SWIFT
+                    for name, (shape, dtype, attributes) in self._arrays(part).items():
+                        layout, first = h5py.VirtualLayout(shape, dtype), 0
+                        for process, count in enumerate(counts):
+                            block = self.path(path, process).name, f"PartType1/{name}", (count, *shape[1:]), dtype
+                            layout[first : first + count] = h5py.VirtualSource(*block)
+                            first += count
+                        particles.create_virtual_dataset(name, layout).attrs.update(attributes)
+
+    def _arrays(self, part: Part) -> dict[str, tuple[tuple[int, ...], str, dict[str, Any]]]:
+        """Shape, type and attributes of each array."""
+        vectors, arrays = ("Coordinates", "Velocities"), self._kind.arrays(part)
+        return {name: ((part.count, *(3,) * (name in vectors)), *about) for name, about in arrays.items()}
+
+    def _create_groups(self, file: File, part: Part) -> Any:
+        """Create all groups of a file, and return the one of the particles."""
+        kind = self._kind
         # With the shape of the lattice, particle IDs are the indices of its sites.
         lattice = {"LatticeShape": part.config.particle_shape, "MeshShape": part.config.mesh_shape}
         for name, attributes in (kind.groups(part) | {"ParticleMesh": lattice}).items():
             file.create_group(name).attrs.update(attributes)
-        particles = file.create_group("PartType1")
-        for name, (dtype, attributes) in kind.arrays(part).items():
-            columns = (3,) if name in ("Coordinates", "Velocities") else ()
-            options = {"chunks": (rows, *columns), "fletcher32": True} | self._filters
-            particles.create_dataset(name, (part.count, *columns), dtype, **options).attrs.update(attributes)
         if kind.groups is SWIFT.groups:
             file["DMParticles"] = h5py.SoftLink("/PartType1")
+        return file.create_group("PartType1")
 
 
 def _checked(

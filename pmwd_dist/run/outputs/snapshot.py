@@ -45,10 +45,10 @@ class Snapshot(Output):
         return ['output.compression = "zstd": needs hdf5plugin; install it with `pip install hdf5plugin`']
 
     def names(self, z: float) -> list[str]:
-        return [self.parts(z)[jax.process_index()]]
+        return list(dict.fromkeys([self.file(z, "hdf5"), self.parts(z)[jax.process_index()]]))
 
     def all_names(self, z: float) -> list[str]:
-        return self.parts(z)
+        return list(dict.fromkeys([self.file(z, "hdf5"), *self.parts(z)]))
 
     def disk(self, simulation: SimulationSetup, count: int) -> int:
         each = snapshots.FORMATS[self.format].of(self.precision).bytes_per_particle
