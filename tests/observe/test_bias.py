@@ -262,7 +262,7 @@ def test_contrasts_of_surveys_in_their_own_structure_are_told(single: pmd.Decomp
 
 def test_contrasts_of_a_mean_over_the_box_are_told(single: pmd.Decomposition) -> None:
     """Cells without galaxies have one negative value, which no density has in many cells."""
-    config, seen = configure(single), np.indices(SHAPE)[0] < SHAPE[0] // 2
+    config, seen = configure(single), 1.0 * (np.indices(SHAPE)[0] < SHAPE[0] // 2)
     found = np.random.default_rng(4).poisson(1.0, SHAPE) * seen
     with pytest.warns(UserWarning, match=r"its mean is 1 and its minimum -1, in 2\d % of the cells, as of a contrast"):
         pmd.observe.weighted_overdensity(found / found.mean() - 1, seen, config)

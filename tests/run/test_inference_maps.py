@@ -57,7 +57,7 @@ def test_maps_of_a_simulation_on_a_finer_mesh_have_no_spectra(tmp_path: Path) ->
     plain = infer.Model(simulation.config, flat, {}, plan.model.likelihood)
     ones, zeros = np.ones((2, 4)), np.zeros((4, 4, 4))
     chain = infer.Chain({}, ones, ones, ones, ones, 16, 0, zeros, zeros, np.zeros((1, 2, 4, 4, 4)))
-    data = {"data": np.random.default_rng(0).standard_normal((2, 4, 4))}
+    data = {"data": 0.1 * np.random.default_rng(0).standard_normal((2, 4, 4))}
     judged = make_verdict(plan, plain.condition(data["data"]), chain, data, Log(plan.folder, unexpected))
     assert "maps.png" in judged.files
     assert "fields.png" not in judged.files
@@ -73,7 +73,7 @@ def test_maps_of_lensing_are_data(tmp_path: Path) -> None:
     zeros, noise = np.zeros((4, 4, 4)), rng.standard_normal((1, 2, 4, 4, 4))
     still = np.zeros((2, 4))
     chain = infer.Chain(draws, rng.standard_normal((2, 4)), still, still, still + 1, 16, 0, zeros, zeros, noise)
-    data = {"data": rng.standard_normal((2, 4, 4)), "noise": noise[0, 0]}
+    data = {"data": 0.1 * rng.standard_normal((2, 4, 4)), "noise": noise[0, 0]}
     judged = make_verdict(plan, plan.model.condition(data["data"]), chain, data, Log(plan.folder, unexpected))
     assert set(judged.files) <= set(manifest.files(plan.folder))  # which may be written again after more steps
     assert {"maps.png", "angular.png", "fields.png", "slices.png"} <= set(judged.files)
