@@ -415,8 +415,9 @@ UNLIKELY: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("make", "message"), UNLIKELY)
 def test_unlikely_models_raise_a_warning(make: Any, message: str, cosmo: Any) -> None:
-    with pytest.warns(UserWarning, match=message):
+    with pytest.warns(UserWarning, match=message) as caught:
         make(cosmo)
+    assert caught[0].filename == __file__
 
 
 def test_a_prior_of_n_eff_holds_beside_one_of_masses(cosmo: Any) -> None:
