@@ -132,7 +132,7 @@ def weighted_overdensity(
 
     Warns:
       UserWarning: the density follows the weight, as counts do that were not divided by the expected ones; or it has
-        negative values and a mean below 0.5, or one of them in many cells, as a contrast.
+        negative values and a mean below 0.5, or of 0 in the whole box, as a contrast.
     """
     density, weight = inputs.mesh_field(density, config, "density"), inputs.mesh_field(weight, config, "weight")
     check_shares(weight, "weight")
@@ -148,18 +148,18 @@ def weighted_overdensity(
 
 def _check_density(facts: list[float], config: Config) -> None:
     """Raise ArgumentError for a contrast, and warn of counts that hold the selection, from `overdensity_by_weight`."""
-    mean, root_mean_square, lowest, empty, excess, of_weight = facts
+    mean, root_mean_square, lowest, of_box, excess, of_weight = facts
     if not mean > 0:
         raise ArgumentError("density", mean, _SEEN, "pass 1 + delta, not delta")
     if lowest < 0 and mean < min(0.5, 0.1 * root_mean_square):
         constraint = f"has a mean of {mean:.2g}, far below its rms, as a contrast has"
         remedy = "pass 1 + delta, not delta, or counts over their expected number"
         raise ArgumentError("density", mean, constraint, remedy, show_value=False)
-    # Structure of a small survey moves the mean of a contrast, and a mean over more than the survey does. But cells
-    # without galaxies have one value, and no other density has one negative value in many cells.
-    if lowest < 0 and (mean < 0.5 or empty > 1e-3):
-        where = f", in {100 * empty:.2g} % of the cells" if empty > 1e-3 else ""
-        text = f"density: its mean is {mean:.2g} and its minimum {lowest:.2g}{where}, as of a contrast"
+    # Structure of a small survey moves the mean of a contrast, and so does a mean over the box, where it is 0.
+    none = abs(of_box) < 1e-5 * root_mean_square
+    if lowest < 0 and (mean < 0.5 or none):
+        where = ", 0 in the whole box," if none else ""
+        text = f"density: its mean is {mean:.2g}{where} and its minimum {lowest:.2g}, as of a contrast"
         warnings.warn(f"{text}; pass 1 + delta, not delta, or counts over their expected number", stacklevel=4)
     if of_weight > _SCATTER / math.prod(config.box_size) and 0.5 < excess / of_weight < 2:
         text = f"density: its mean weighted by the selection is {100 * excess:.2g} % above its mean"
@@ -171,14 +171,12 @@ def _check_density(facts: list[float], config: Config) -> None:
 def overdensity_by_weight(density: Array, weight: Array) -> tuple[Array, ...]:
     """The result of `weighted_overdensity`, facts of the density, and the excess of means by weight.
 
-    Facts are the mean by weight, the rms, the minimum, and the share of seen cells that repeat it. The excesses, over
-    the mean of seen cells, belong to the density and to the weight itself.
+    Facts are the mean by weight, the rms, the minimum, and the mean of the whole box. The excesses, over the mean of
+    seen cells, belong to the density and to the weight itself.
     """
-    density, seen = jnp.where(weight > 0, density, 0), jnp.sum(weight > 0)
+    of_box, density, seen = jnp.mean(density), jnp.where(weight > 0, density, 0), jnp.sum(weight > 0)
     mean = jnp.sum(weight * density) / jnp.sum(weight)
     contrast = weight * (density / mean - 1) / jnp.sqrt(jnp.mean(weight**2))
-    lowest = jnp.min(density)
-    empty = (jnp.sum((density == lowest) & (weight > 0)) - 1) / seen
-    facts = mean, jnp.sqrt(jnp.sum(density**2) / seen), lowest, empty
+    facts = mean, jnp.sqrt(jnp.sum(density**2) / seen), jnp.min(density), of_box
     excesses = mean * seen / jnp.sum(density) - 1, jnp.sum(weight**2) * seen / jnp.sum(weight) ** 2 - 1
     return contrast, *facts, *excesses

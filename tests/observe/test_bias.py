@@ -254,16 +254,25 @@ def test_contrasts_of_surveys_in_their_own_structure_are_told(single: pmd.Decomp
     """Structure of a small survey moves the mean of a contrast; counts and densities with negative values are right."""
     config, delta = configure(single), np.random.default_rng(3).gamma(2.0, 0.6, SHAPE) - 1
     assert 0.2 < delta.mean() < 0.4
-    with pytest.warns(UserWarning, match=r"mean is 0\.\d+ and its minimum -0.94, as of a contrast; pass 1 \+ delta"):
+    with pytest.warns(
+        UserWarning,
+        match=r"mean is 0\.\d+ and its minimum -0.94, as of a contrast; pass 1 \+ delta",
+    ):
         pmd.observe.weighted_overdensity(delta, ONES, config)
     pmd.observe.weighted_overdensity(1 + delta, ONES, config)
     pmd.observe.weighted_overdensity(1 + 2 * delta, ONES, config)
 
 
-def test_contrasts_of_a_mean_over_the_box_are_told(single: pmd.Decomposition) -> None:
-    """Cells without galaxies have one negative value, which no density has in many cells."""
+@pytest.mark.parametrize("interlaced", [False, True])
+def test_contrasts_of_a_mean_over_the_box_are_told(single: pmd.Decomposition, interlaced: bool) -> None:
+    """Biased matter has cells of one negative value, too, where there is none, but a mean of 1."""
     config, seen = configure(single), 1.0 * (np.indices(SHAPE)[0] < SHAPE[0] // 2)
     found = np.random.default_rng(4).poisson(1.0, SHAPE) * seen
-    with pytest.warns(UserWarning, match=r"its mean is 1 and its minimum -1, in 2\d % of the cells, as of a contrast"):
+    if interlaced:  # negative values in many cells, no two of them the same
+        found = found + np.random.default_rng(5).normal(0, 0.2, SHAPE) * seen
+    with pytest.warns(UserWarning, match=r"its mean is 1, 0 in the whole box, and its minimum -\d.*, as of a contrast"):
         pmd.observe.weighted_overdensity(found / found.mean() - 1, seen, config)
     pmd.observe.weighted_overdensity(found / found.mean(), seen, config)
+    matter = np.random.default_rng(4).poisson(1.0, SHAPE) * 1.0
+    biased = pmd.observe.eulerian_bias(matter / matter.mean(), 2.0, config)
+    pmd.observe.weighted_overdensity(biased, seen, config)

@@ -20,6 +20,7 @@ from runs import Events, linear_power, read
 
 import pmwd_dist as pmd
 from pmwd_dist.infer import load_chain
+from pmwd_dist.io.snapshot.header import snapshot_files
 from pmwd_dist.run.common.control import Interrupted
 from pmwd_dist.run.common.folder import prepare_folder, status_of
 from pmwd_dist.run.common.job import execute
@@ -262,6 +263,8 @@ def assert_shown_as_one(path: Path) -> None:
             parts = [file[f"PartType1/{kind}"][:] for file in (first, second)]
             np.testing.assert_array_equal(values[:], np.concatenate(parts))
         swift = "Units" in whole
+    (link := path.parents[1] / f"linked_{swift}.hdf5").symlink_to(path)
+    assert len(snapshot_files(link)) == len(snapshot_files(path)) == 2
     with warnings.catch_warnings(action="ignore"):
         if swift:
             data = pytest.importorskip("swiftsimio").load(path).dark_matter.coordinates

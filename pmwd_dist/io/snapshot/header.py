@@ -265,8 +265,9 @@ def snapshot_files(path: Path) -> list[Path]:
     first = _in_folder(path) if path.is_dir() else _named(path)
     with opened(first) as file:
         count, virtual = number_of_files(file), header_of(file).attrs.get("Virtual", 0)
-    if np.any(np.asarray(virtual) == 1) and (zeroth := first.with_name(f"{first.stem}.0{first.suffix}")).exists():
-        first = zeroth  # the file shows the set as one
+    real = first.resolve()
+    if np.any(np.asarray(virtual) == 1) and (zeroth := real.with_name(f"{real.stem}.0{real.suffix}")).exists():
+        first = zeroth  # the file shows the set as one, which lies beside the file, not beside a link
         with opened(first) as file:
             count = number_of_files(file)
     if count == 1:
