@@ -106,7 +106,7 @@ class Model(eqx.Module):
         self._check_cosmologies()
         if not any(isinstance(x, Tracer) for x in jax.tree.leaves(likelihood)):
             for text in template_warnings(likelihood, self.priors):
-                warnings.warn(text, stacklevel=4)  # equinox calls __init__
+                warnings.warn(text, stacklevel=3)  # equinox calls __init__
 
     @property
     def priors(self) -> dict[str, Prior]:
@@ -138,7 +138,7 @@ class Model(eqx.Module):
                     ) from None
                 for text in found:
                     if text not in known:
-                        warnings.warn(f"priors[{name!r}]: at {where} {text}", stacklevel=6)  # equinox calls __init__
+                        warnings.warn(f"priors[{name!r}]: at {where} {text}", stacklevel=4)  # equinox calls __init__
 
     @property
     def _declared(self) -> list[str]:

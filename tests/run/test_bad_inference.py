@@ -209,6 +209,9 @@ def test_data_of_a_run_of_another_model_are_told(tmp_path: Path) -> None:
     assert (
         told(*same) == "warning: data.file: the data have the selection given, and the model has none (data.selection)"
     )
+    of_run = ["model.light_cone=true", "model.bias=lagrangian", "time.a_start=0.5", "time.a_stop=1"]
+    cone = told("box.size=20", "model.gravity=nbody", *of_run)
+    assert "the data have the z 0.5, and the model has a light cone (model.light_cone)" in cone
     linear = told("box.size=20", f"time.a_stop={1 / 1.5}", "model.gravity=linear")
     assert 'the data have the window cloud-in-cell, and model.gravity = "linear" has none; use "lpt"' in linear
     assert "the data have the line_of_sight x, and the model has none (model.line_of_sight)" in linear

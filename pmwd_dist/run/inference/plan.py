@@ -222,7 +222,9 @@ def _of_another_model(plan: InferencePlan) -> list[str]:
         expected["shift"] = "observe.light_cone.shift", int(cone.shift)
         expected["line_of_sight"] = "observe.light_cone.line_of_sight", cone.line_of_sight
         expected["field"] = "observe.light_cone.field", cone.view(shells).get("field")
-    elif not model.light_cone:
+    elif model.light_cone:
+        expected["z"] = "model.light_cone", "a light cone"
+    else:
         expected["z"] = "time.a_stop", 1 / config.a_stop - 1
         expected["line_of_sight"] = "model.line_of_sight", model.line_of_sight
         if plan.settings.data.selection is None and plan.settings.data.mask is None:
