@@ -26,7 +26,8 @@ class Likelihood(eqx.Module):
     """The distribution of data around a predicted field. Abstract: subclass it for a likelihood of your own.
 
     Methods `logdensity`, `draw` and `check` are needed. Preconditioning also needs `contrast` and `noise_variance`,
-    and checks of the fit need `residual`. A subclass may replace these attributes by fields or values of its own:
+    and checks of the fit need `residual`; `unusual` names data in other units. A subclass may replace these attributes
+    by fields or values of its own:
 
     Attributes:
       quantity: name of the data in figures.
