@@ -128,10 +128,14 @@ def multipoles(measured: Any, linear: Any = None, *, error: Any = None, axes: An
       >>> pmd.plot.multipoles(observe.power_multipoles(density, config), theory)
     """
     check_results([measured], "measured", "k power modes poles", "observe.power_multipoles")
-    check_results([] if linear is None else linear, "linear", "power poles", "observe.kaiser_multipoles")
+    check_results([] if linear is None else linear, "linear", "k power poles", "observe.kaiser_multipoles")
     rows = {} if linear is None else dict(zip(linear.poles, linear.power, strict=True))
-    if linear is not None and not rows.keys() >= set(measured.poles):
-        raise ArgumentError("linear.poles", linear.poles, f"must hold all of measured.poles={measured.poles}")
+    if linear is not None:
+        if not rows.keys() >= set(measured.poles):
+            raise ArgumentError("linear.poles", linear.poles, f"must hold all of measured.poles={measured.poles}")
+        of_theory, of_measured = _filled(measured.modes, linear.k, measured.k)
+        if not np.allclose(of_theory, of_measured, rtol=1e-3):
+            raise ArgumentError("linear.k", linear.k, "must be measured.k, that of the same config", show_value=False)
     (ax,) = make_axes(axes, _SIZE)
     k, modes, *power = _filled(measured.modes, measured.k, measured.modes, *measured.power)
     if error is not None and np.shape(error)[:1] != (len(power),):

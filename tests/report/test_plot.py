@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ COUNT = "must be a list with an entry for each spectrum"
         (lambda: plot.power([SPECTRUM] * 2, [np.ones(4)] * 2, labels=["a"]), f"labels {COUNT}"),
         (lambda: plot.power(SPECTRUM, np.ones(4), shot_noise="x"), "shot_noise='x' must be a finite number"),
         (lambda: plot.power(SPECTRUM, np.ones(4), shot_noise=0), "shot_noise=0 must be a finite number, 1e-30"),
+        (lambda: plot.multipoles(poles(0), replace(poles(0), k=np.arange(2.0, 6))), "linear.k must be measured.k"),
         (lambda: plot.multipoles(SPECTRUM), "measured is or holds a PowerSpectrum, which has no poles; pass what obs"),
         (
             lambda: plot.multipoles(poles(0, 2), poles(0)),

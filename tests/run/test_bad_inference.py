@@ -195,7 +195,7 @@ def test_data_of_a_run_of_another_model_are_told(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "counts.hdf5", "w") as file:
         file["counts"] = 1 + np.random.default_rng(0).poisson(1.0, (4, 4, 4))
         file.attrs.update({"box_size": (20.0, 20.0, 20.0), "units": "Mpc/h", "z": 0.5})
-        file.attrs.update({"line_of_sight": "x", "selection": "given"})
+        file.attrs.update({"line_of_sight": "x", "share seen": 0.5})
         file["counts"].attrs["window"] = "cloud-in-cell"
 
     def told(*overrides: str) -> str:
@@ -203,12 +203,15 @@ def test_data_of_a_run_of_another_model_are_told(tmp_path: Path) -> None:
         plan = plan_of(tmp_path / "run", "data.file=counts.hdf5:/counts", "model.gravity=lpt", *overrides, text=text)
         return "\n".join(x for x in plan.check() if "data.file" in x)
 
-    np.save(tmp_path / "selection.npy", np.ones((4, 4, 4)))
+    half = np.linspace(0.2, 0.8, 4)[:, None, None] * np.ones((4, 4, 4))
+    np.save(tmp_path / "selection.npy", half)
+    np.save(tmp_path / "mask.npy", half > 0.3)
     same = ["box.size=20", f"time.a_stop={1 / 1.5}", "model.bias=lagrangian", "model.line_of_sight=x"]
-    assert told(*same, "data.selection=selection.npy") == ""
-    assert (
-        told(*same) == "warning: data.file: the data have the selection given, and the model has none (data.selection)"
-    )
+    both = [*same, "data.selection=selection.npy", "likelihood.nbar=4"]
+    assert told(*both) == told(*both, "data.mask=mask.npy") == ""
+    seen = "warning: data.file: the data have the share seen 0.5, and the model has {} (data.selection and data.mask)"
+    assert told(*same) == seen.format(1)
+    assert told(*same, "data.mask=mask.npy") == seen.format(0.75)
     of_run = ["model.light_cone=true", "model.bias=lagrangian", "time.a_start=0.5", "time.a_stop=1"]
     cone = told("box.size=20", "model.gravity=nbody", *of_run)
     assert "the data have the z 0.5, and the model has a light cone (model.light_cone)" in cone

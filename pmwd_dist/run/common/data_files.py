@@ -76,8 +76,8 @@ def facts_of(name: str) -> dict[str, Any]:
     if name.endswith(".npy"):
         return {}
     with suppress(OSError, ValueError, KeyError), content.opened(Path(file)) as opened:
-        names = [name for name in ("box_size", "z", "sources", "field", "observer", "shift") if name in opened.attrs]
-        facts: dict[str, Any] = {name: content.values(opened, name).tolist() for name in names}
+        names = "box_size", "z", "sources", "field", "observer", "shift", "share seen"
+        facts: dict[str, Any] = {name: content.values(opened, name).tolist() for name in names if name in opened.attrs}
         if "Mpc/h" not in opened.attrs["units"] or len(facts["box_size"]) != 3 or len(facts.get("z", [0])) != 1:
             return {}
         if "sources" in facts:
@@ -85,7 +85,7 @@ def facts_of(name: str) -> dict[str, Any]:
             facts["ends of shells"] = np.ravel(opened.attrs["edges"])[[0, -1]].astype(float).tolist()
             facts["widths of n(z)"] = [0.0 if n_z is None else mean_and_width(*n_z)[1] for n_z in bins]
         words = {"window": opened[dataset].attrs.get("window")}
-        words |= {name: opened.attrs.get(name) for name in ("line_of_sight", "selection")}
+        words["line_of_sight"] = opened.attrs.get("line_of_sight")
         return facts | {name: word for name, word in words.items() if isinstance(word, str)}
     return {}
 

@@ -315,8 +315,8 @@ class Counts(OfGalaxies):
         galaxies = self.galaxies
         about: dict[str, Any] = {"box_size": view.config.box_size, "units": "Mpc/h", "z": view.z}
         about["line_of_sight"] = galaxies.line_of_sight if galaxies.redshift_space else "none"
-        if galaxies.selection is not None or galaxies.mask is not None:
-            about["selection"] = "given"
+        shares = galaxies.shares_seen(view.simulation.config, view.data)
+        about["share seen"] = 1.0 if shares is None else float(shares.mean())
         write_fields(folder / self.file(view.z, "hdf5"), {"counts": counts}, about)
 
     def _draw(self, view: View) -> Array:
