@@ -178,8 +178,10 @@ def test_files_without_particles_of_a_type_in_a_set_with_any_name(tmp_path: Path
         np.testing.assert_allclose(density, expected_density(kinds), atol=2e-4)
     particles, _ = pmd.load_snapshot(folder)
     assert particles.disp.shape == (8, 8, 8, 3)
+    LAYOUTS[layout](folder / "snapshot_000.hdf5", universe({1: 64}))  # over a set of the same name
+    assert pmd.snapshot_density(folder, config)[1].counts == {1: 64}
     (folder / "other.h5").touch()
-    with pytest.raises(ValueError, match=r"holds 2 snapshots, other.h5, snapshot_000.0.hdf5: pass one of them"):
+    with pytest.raises(ValueError, match=r"holds 2 snapshots, other.h5, snapshot_000.hdf5: pass one of them"):
         pmd.snapshot_density(folder, config)
     with pytest.raises(FileNotFoundError, match=r"no snapshot \(\*.hdf5, \*.h5\) in this folder"):
         pmd.snapshot_density(tmp_path, config)

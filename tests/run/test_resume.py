@@ -16,8 +16,9 @@ from runs import Events, command, linear_power, make, read, resumed
 from pmwd_dist.io import checkpoint
 from pmwd_dist.io.arrays import ArrayFile, write_arrays
 from pmwd_dist.run.common.control import Interrupted
-from pmwd_dist.run.common.folder import StartError, folder_lock
+from pmwd_dist.run.common.folder import CONFIG, StartError, folder_lock
 from pmwd_dist.run.common.job import execute
+from pmwd_dist.run.settings import read_any
 from pmwd_dist.run.simulation.job import SimulationJob
 
 pytestmark = pytest.mark.usefixtures("no_figures_of_module")
@@ -125,7 +126,8 @@ def test_set_obeys_the_rule_of_the_file(copied: Path, capsys: pytest.CaptureFixt
         assert command("resume", copied, "--set", override) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert words in line
-    assert command("resume", copied, "--set", "output.redshifts=1", "--set", "output.snapshot=none") == 0
+    same = f"time.steps={read_any(copied / CONFIG).time.steps}"
+    assert command("resume", copied, "--set", same, "--set", "output.redshifts=1", "--set", "output.snapshot=none") == 0
     assert not (copied / "power_z0.000.csv").exists()
 
 

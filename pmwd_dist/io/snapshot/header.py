@@ -299,7 +299,8 @@ def _in_folder(folder: Path) -> Path:
         path = Path(name)
         zeroth = f"{_common(path.stem)}.0{path.suffix}"
         found = zeroth if zeroth in names else f"{path.stem}.0{path.suffix}"
-        first.setdefault(found, found if found in names else name)
+        whole = found.removesuffix(f".0{path.suffix}") + path.suffix  # shows the set as one, or was written after it
+        first.setdefault(found, next(x for x in (whole, found, name) if x in names))
     if not first:
         raise FileNotFoundError(2, f"no snapshot (*{', *'.join(_ENDINGS)}) in this folder", str(folder))
     if len(first) > 1:
