@@ -195,23 +195,28 @@ def test_data_of_a_run_of_another_model_are_told(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "counts.hdf5", "w") as file:
         file["counts"] = 1 + np.random.default_rng(0).poisson(1.0, (4, 4, 4))
         file.attrs.update({"box_size": (20.0, 20.0, 20.0), "units": "Mpc/h", "z": 0.5})
-        file.attrs.update({"line_of_sight": "x", "share seen": 0.5})
+        file.attrs.update({"line_of_sight": "x", "share seen": 0.5, "smoothing": 4.0})
         file["counts"].attrs["window"] = "cloud-in-cell"
 
-    def told(*overrides: str) -> str:
-        text = SMALL.replace("sigma = 0.5", 'kind = "poisson"\nnbar = 2.0')
+    def told(*overrides: str, nbar: str = "nbar = 2.0") -> str:
+        text = SMALL.replace("sigma = 0.5", f'kind = "poisson"\n{nbar}')
         plan = plan_of(tmp_path / "run", "data.file=counts.hdf5:/counts", "model.gravity=lpt", *overrides, text=text)
         return "\n".join(x for x in plan.check() if "data.file" in x)
 
     half = np.linspace(0.2, 0.8, 4)[:, None, None] * np.ones((4, 4, 4))
     np.save(tmp_path / "selection.npy", half)
     np.save(tmp_path / "mask.npy", half > 0.3)
+    np.save(tmp_path / "bins.npy", np.indices((4, 4, 4))[0])
     same = ["box.size=20", f"time.a_stop={1 / 1.5}", "model.bias=lagrangian", "model.line_of_sight=x"]
+    same += ["model.smoothing=4"]
     both = [*same, "data.selection=selection.npy", "likelihood.nbar=4"]
     assert told(*both) == told(*both, "data.mask=mask.npy") == ""
     seen = "warning: data.file: the data have the share seen 0.5, and the model has {} (data.selection and data.mask)"
     assert told(*same) == seen.format(1)
     assert told(*same, "data.mask=mask.npy") == seen.format(0.75)
+    assert told(*same, "data.bins=bins.npy", *FREE, nbar="") == ""
+    smoothed = told(*both, "model.smoothing=8")
+    assert smoothed == "warning: data.file: the data have the smoothing 4, and the model has 8 (model.smoothing)"
     of_run = ["model.light_cone=true", "model.bias=lagrangian", "time.a_start=0.5", "time.a_stop=1"]
     cone = told("box.size=20", "model.gravity=nbody", *of_run)
     assert "the data have the z 0.5, and the model has a light cone (model.light_cone)" in cone

@@ -76,7 +76,7 @@ def facts_of(name: str) -> dict[str, Any]:
     if name.endswith(".npy"):
         return {}
     with suppress(OSError, ValueError, KeyError), content.opened(Path(file)) as opened:
-        names = "box_size", "z", "sources", "field", "observer", "shift", "share seen"
+        names = "box_size", "z", "sources", "field", "observer", "shift", "share seen", "smoothing"
         facts: dict[str, Any] = {name: content.values(opened, name).tolist() for name in names if name in opened.attrs}
         if "Mpc/h" not in opened.attrs["units"] or len(facts["box_size"]) != 3 or len(facts.get("z", [0])) != 1:
             return {}

@@ -227,9 +227,11 @@ def _of_another_model(plan: InferencePlan) -> list[str]:
     else:
         expected["z"] = "time.a_stop", 1 / config.a_stop - 1
         expected["line_of_sight"] = "model.line_of_sight", model.line_of_sight
+        expected["smoothing"] = "model.smoothing", model.smoothing or 0.0
         share = float(np.mean(plan.data.get("data.selection", 1.0) * plan.data.get("data.mask", 1.0)))
         found = facts.get("share seen", [share])[0]
-        if share > 1.02 * found or (share < 0.98 * found and "data.mask" not in plan.data):  # masks may hide more
+        less = share < 0.98 * found and "data.mask" not in plan.data  # masks may hide data, too
+        if (less or share > 1.02 * found) and plan.settings.data.bins is None:  # bins have numbers of their own
             expected["share seen"] = "data.selection and data.mask", share
     if model.gravity != "linear":
         expected["window"] = "model.window", model.window

@@ -316,7 +316,7 @@ class Counts(OfGalaxies):
         about: dict[str, Any] = {"box_size": view.config.box_size, "units": "Mpc/h", "z": view.z}
         about["line_of_sight"] = galaxies.line_of_sight if galaxies.redshift_space else "none"
         shares = galaxies.shares_seen(view.simulation.config, view.data)
-        about["share seen"] = 1.0 if shares is None else float(shares.mean())
+        about |= {"share seen": 1.0 if shares is None else float(shares.mean()), "smoothing": galaxies.smoothing or 0.0}
         write_fields(folder / self.file(view.z, "hdf5"), {"counts": counts}, about)
 
     def _draw(self, view: View) -> Array:
