@@ -180,6 +180,9 @@ def test_files_without_particles_of_a_type_in_a_set_with_any_name(tmp_path: Path
     assert particles.disp.shape == (8, 8, 8, 3)
     LAYOUTS[layout](folder / "snapshot_000.hdf5", universe({1: 64}))  # over a set of the same name
     assert pmd.snapshot_density(folder, config)[1].counts == {1: 64}
+    with h5py.File(folder / "fields.h5", "w") as file:
+        file["density"] = np.ones((4, 4, 4))
+    assert pmd.snapshot_density(folder, config)[1].counts == {1: 64}
     (folder / "other.h5").touch()
     with pytest.raises(ValueError, match=r"holds 2 snapshots, other.h5, snapshot_000.hdf5: pass one of them"):
         pmd.snapshot_density(folder, config)

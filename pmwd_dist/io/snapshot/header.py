@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -303,10 +304,20 @@ def _in_folder(folder: Path) -> Path:
         first.setdefault(found, next(x for x in (whole, found, name) if x in names))
     if not first:
         raise FileNotFoundError(2, f"no snapshot (*{', *'.join(_ENDINGS)}) in this folder", str(folder))
-    if len(first) > 1:
-        some = ", ".join(sorted(first.values())[:4]) + (", ..." if len(first) > 4 else "")
-        raise ValueError(f"{folder}: holds {len(first)} snapshots, {some}: pass one of them")
-    return folder / next(iter(first.values()))
+    files = list(first.values())
+    if len(files) > 1:
+        files = [name for name in files if not _holds_something_else(folder / name)] or files
+    if len(files) > 1:
+        some = ", ".join(sorted(files)[:4]) + (", ..." if len(files) > 4 else "")
+        raise ValueError(f"{folder}: holds {len(files)} snapshots, {some}: pass one of them")
+    return folder / files[0]
+
+
+def _holds_something_else(path: Path) -> bool:
+    """Whether a file can be read, and is no snapshot, as the fields and halos of a run."""
+    with suppress(OSError, ValueError), opened(path) as file:
+        return not content.has(file, "Header")
+    return False
 
 
 def _common(stem: str) -> str:
