@@ -177,8 +177,8 @@ def resume(folder: Folder, overrides: Set = [], time_limit: TimeLimit = None) ->
     with command_errors():
         limit = _seconds(time_limit)
         for text in overrides:
-            if not (may_change(text.partition("=")[0].strip()) or _changes_nothing(folder, text)):
-                why = "would change the results of the run; start a new one in another folder"
+            if not may_change(text.partition("=")[0].strip()):
+                why = "resume keeps this setting of the run; leave it out, or start a new run in another folder"
                 raise ValueError(f"--set {text}: {why}")
         rows = Ensemble.of_folder(folder, overrides) if is_ensemble(folder) else None
     if rows is not None:
@@ -196,13 +196,6 @@ def resume(folder: Folder, overrides: Set = [], time_limit: TimeLimit = None) ->
     with Display() as display:
         display.show(warnings)
         execute(job, display, resume=True, time_limit=limit, warnings=warnings)
-
-
-def _changes_nothing(folder: Path, override: str) -> bool:
-    """Whether a run has this setting already."""
-    with suppress(ValueError):
-        return read_any(folder / CONFIG, [override]) == read_any(folder / CONFIG)
-    return False
 
 
 @app.command()

@@ -196,7 +196,7 @@ def test_verbs_fail_on_what_is_no_run_or_snapshot(cli: Cli, tmp_path: Path, file
     (tmp_path / "config.toml").write_text(MINIMAL)
     fails(cli("resume", tmp_path), "not the folder of a run")
     manifest.create(tmp_path, {}, ["run.json"])
-    fails(cli("resume", tmp_path, "--set", "box.size=3"), "would change the results of the run")
+    fails(cli("resume", tmp_path, "--set", "box.size=3"), "resume keeps this setting of the run")
 
 
 def test_power_says_what_is_wrong_in_its_own_words(cli: Cli, tmp_path: Path):

@@ -341,7 +341,7 @@ def test_another_table_does_not_join(files: list[Path | str], monkeypatch, capsy
     assert command(*files) == 2
     assert command(*files[:-1], Path(files[-1]).parent) == 2
     first, run, *changed, second, third = capsys.readouterr().err.splitlines()
-    assert "would change the results" in first
+    assert "resume keeps this setting" in first
     assert "out: the folder of an ensemble; choose another --output" in run
     assert (
         changed == [f"pmwd-dist: {files[-1]}: base.toml or table.csv has changed since its rows began; set it back"] * 3

@@ -233,7 +233,8 @@ def test_another_config_does_not_go_on(
     )
     assert command("resume", folder, "--set", "sampler.chains=3") == 2  # of a finished one, too
     assert capsys.readouterr().err == (
-        "pmwd-dist: --set sampler.chains=3: would change the results of the run; start a new one in another folder\n"
+        "pmwd-dist: --set sampler.chains=3: resume keeps this setting of the run; "
+        "leave it out, or start a new run in another folder\n"
     )
     assert command("resume", folder, "--set", "checks.r_hut=3") == 2
     assert "did you mean checks.r_hat?" in capsys.readouterr().err
@@ -248,7 +249,7 @@ def test_another_config_does_not_go_on(
     assert "likelihood.sigma = 0.6: this folder's run has 0.5; set it back" in capsys.readouterr().err
     (folder / "config.toml").write_text(text)
     assert command("resume", folder, "--set", "sampler.chunk=24") == 2
-    assert "--set sampler.chunk=24: would change the results of the run" in capsys.readouterr().err
+    assert "--set sampler.chunk=24: resume keeps this setting of the run" in capsys.readouterr().err
     assert command("infer", folder / "config.toml", "--output", folder) == 2
     assert "not empty; use --overwrite" in capsys.readouterr().err
     assert command("run", folder / "config.toml", "--output", tmp_path / "other") == 2

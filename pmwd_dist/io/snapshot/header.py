@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -263,7 +262,9 @@ def snapshot_files(path: Path) -> list[Path]:
     The path is a file, any of a set (name.0.hdf5), the common name of a set, with or without its ending, or a folder
     that holds one snapshot. Raises ValueError if a folder holds several, and OSError if one of the files is missing.
     """
-    first = _in_folder(path) if path.is_dir() else _named(path)
+    if path.is_dir():
+        return _of_folder(path)
+    first = _named(path)
     with opened(first) as file:
         count, virtual = number_of_files(file), header_of(file).attrs.get("Virtual", 0)
     real = first.resolve()
@@ -292,32 +293,25 @@ def _named(path: Path) -> Path:
     raise FileNotFoundError(2, "no such snapshot", str(path))
 
 
-def _in_folder(folder: Path) -> Path:
-    """The file, or the first of the set, that a folder holds."""
-    names = {path.name for path in folder.iterdir() if path.suffix in _ENDINGS}
-    first: dict[str, str] = {}
-    for name in sorted(names):
-        path = Path(name)
-        zeroth = f"{_common(path.stem)}.0{path.suffix}"
-        found = zeroth if zeroth in names else f"{path.stem}.0{path.suffix}"
-        whole = found.removesuffix(f".0{path.suffix}") + path.suffix  # shows the set as one, or was written after it
-        first.setdefault(found, next(x for x in (whole, found, name) if x in names))
-    if not first:
+def _of_folder(folder: Path) -> list[Path]:
+    """The files of the one snapshot that a folder holds, beside files of other things, as fields and halos of a run."""
+    found: dict[Path, list[Path]] = {}
+    seen: set[Path] = set()
+    for path in sorted(path for path in folder.iterdir() if path.suffix in _ENDINGS and path.is_file()):
+        if path.resolve() in seen:
+            continue
+        with opened(path) as file:
+            other = not content.has(file, "Header")
+        if not other:
+            files = snapshot_files(path)
+            found[files[0].resolve()] = files
+            seen |= {file.resolve() for file in files}
+    if not found:
         raise FileNotFoundError(2, f"no snapshot (*{', *'.join(_ENDINGS)}) in this folder", str(folder))
-    files = list(first.values())
-    if len(files) > 1:
-        files = [name for name in files if not _holds_something_else(folder / name)] or files
-    if len(files) > 1:
-        some = ", ".join(sorted(files)[:4]) + (", ..." if len(files) > 4 else "")
-        raise ValueError(f"{folder}: holds {len(files)} snapshots, {some}: pass one of them")
-    return folder / files[0]
-
-
-def _holds_something_else(path: Path) -> bool:
-    """Whether a file can be read, and is no snapshot, as the fields and halos of a run."""
-    with suppress(OSError, ValueError), opened(path) as file:
-        return not content.has(file, "Header")
-    return False
+    if len(found) > 1:
+        some = ", ".join([files[0].name for files in found.values()][:4]) + (", ..." if len(found) > 4 else "")
+        raise ValueError(f"{folder}: holds {len(found)} snapshots, {some}: pass one of them")
+    return next(iter(found.values()))
 
 
 def _common(stem: str) -> str:
