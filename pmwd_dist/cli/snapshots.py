@@ -44,6 +44,11 @@ _EQUAL = 1e-4  # largest relative difference of their masses
 _LEAST_SHARE = 0.95  # least density over Omega_m without other types: massive neutrinos are up to 5 %
 
 
+def _beside(path: Path, ending: str) -> Path:
+    path = path.resolve() if path.name in ("", "..") else path  # as "." has no name
+    return path.with_name(path.stem + ending)
+
+
 def measure_snapshot(
     path: Path, mesh: int | None, output: Path | None, types: Sequence[int] | None, length_unit: str | None
 ) -> tuple[list[str], list[str]]:
@@ -53,7 +58,7 @@ def measure_snapshot(
     mesh that doesn't divide over the devices, and OSError if a file can't be read or written.
     """
     files = shared_files(path)
-    output = path.with_name(f"{path.stem}_power.csv") if output is None else output
+    output = _beside(path, "_power.csv") if output is None else output
     with raise_on_all_processes(), option_errors():
         check_outputs(files, {output: "k [h/Mpc],"})
         header = read_header(files, length_unit)
@@ -121,7 +126,7 @@ def measure_halos(path: Path, output: Path | None, length_unit: str | None, **op
     halos and the files. Raises ValueError for no snapshot, a damaged one, or one without dark matter.
     """
     files = shared_files(path)
-    output = path.with_name(f"{path.stem}_halos.hdf5") if output is None else output
+    output = _beside(path, "_halos.hdf5") if output is None else output
     if (table := output.with_suffix(".csv")) == output:
         raise ArgumentError("--output", str(output), "is the name of the mass function", "use .hdf5")
     with raise_on_all_processes():

@@ -263,7 +263,7 @@ def test_halos_of_a_snapshot(cli: Cli, tmp_path: Path):
     fails(cli("halos", path), "s.hdf5: its particles of type 1 have no mass")
 
 
-def test_power_of_a_hydrodynamic_run_in_several_files(cli: Cli, tmp_path: Path):
+def test_power_of_a_hydrodynamic_run_in_several_files(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     kinds = foreign_snapshots.universe({0: 200, 1: 8**3, 4: 50})
     foreign_snapshots.write_set(tmp_path / "snapdir_000", "snap_000", kinds, foreign_snapshots.gadget_units, 2)
     for name in ("snapdir_000", "snapdir_000/snap_000"):
@@ -274,7 +274,8 @@ def test_power_of_a_hydrodynamic_run_in_several_files(cli: Cli, tmp_path: Path):
     masses = np.concatenate([kind.mass for kind in kinds.values()])
     np.testing.assert_allclose(table[:, 4], 1e6 * (masses**2).sum() / masses.sum() ** 2, rtol=1e-5)
     np.testing.assert_array_equal(np.rint(table[:, 0] / (2 * np.pi / 100)), [1, 2, 3, 4])
-    code, out, _ = cli("power", tmp_path / "snapdir_000", "--types", "1,4")
+    monkeypatch.chdir(tmp_path / "snapdir_000")
+    code, out, _ = cli("power", ".", "--types", "1,4")
     assert (code, (tmp_path / "snapdir_000_power.csv").exists()) == (0, True)
     assert "particles: 512 of type 1, 50 of type 4; " in out
     assert "left out: type 0" in out
