@@ -57,6 +57,7 @@ WRONG = {
     "priors.b1 = 1.5: must be a table with a kind; for example { kind =": ["priors.b1=1.5"],
     "priors.b1: the prior { kind = .* } excludes the truth, 1.8; change one of them": [uniform("b1", 2.0, 3.0)],
     'priors.b2: has no effect with model.bias = "eulerian"': [normal("b2", 0.0, 1.0)],
+    'model.smoothing: has no effect with model.bias = "eulerian"; leave it out': ["model.smoothing=4"],
     "data.truth.b2: has no prior": ["data.truth={ b2 = 1.0 }"],
     "sampler.steps = 37: must be a multiple of thin \\* chunk = 12": ["sampler.steps=37"],
     "sampler.energy_variance: is a target of mclmc, and hmc is tuned for its acceptance": ["sampler.method=hmc"],
@@ -192,38 +193,45 @@ def test_what_is_odd_is_warned_of_before_any_work(messages: str, tmp_path: Path)
 
 
 def test_data_of_a_run_of_another_model_are_told(tmp_path: Path) -> None:
+    seen = np.linspace(0.2, 0.8, 4)[:, None, None] * np.ones((4, 4, 4))
+    np.save(tmp_path / "selection.npy", seen)
+    np.save(tmp_path / "transposed.npy", seen.T)
+    np.save(tmp_path / "mask.npy", np.indices((4, 4, 4))[1] > 0)
+    np.save(tmp_path / "bins.npy", np.indices((4, 4, 4))[0])
     with h5py.File(tmp_path / "counts.hdf5", "w") as file:
-        file["counts"] = 1 + np.random.default_rng(0).poisson(1.0, (4, 4, 4))
+        file["counts"] = np.random.default_rng(0).poisson(4 * seen) * np.load(tmp_path / "mask.npy")
+        file["selection"] = seen * np.load(tmp_path / "mask.npy")
         file.attrs.update({"box_size": (20.0, 20.0, 20.0), "units": "Mpc/h", "z": 0.5})
-        file.attrs.update({"line_of_sight": "x", "share seen": 0.5, "smoothing": 4.0})
+        file.attrs.update({"line_of_sight": "x", "smoothing": 4.0})
         file["counts"].attrs["window"] = "cloud-in-cell"
 
-    def told(*overrides: str, nbar: str = "nbar = 2.0") -> str:
-        text = SMALL.replace("sigma = 0.5", f'kind = "poisson"\n{nbar}')
+    def told(*overrides: str) -> str:
+        text = SMALL.replace("sigma = 0.5", 'kind = "poisson"')
         plan = plan_of(tmp_path / "run", "data.file=counts.hdf5:/counts", "model.gravity=lpt", *overrides, text=text)
         return "\n".join(x for x in plan.check() if "data.file" in x)
 
-    half = np.linspace(0.2, 0.8, 4)[:, None, None] * np.ones((4, 4, 4))
-    np.save(tmp_path / "selection.npy", half)
-    np.save(tmp_path / "mask.npy", half > 0.3)
-    np.save(tmp_path / "bins.npy", np.indices((4, 4, 4))[0])
     same = ["box.size=20", f"time.a_stop={1 / 1.5}", "model.bias=lagrangian", "model.line_of_sight=x"]
-    same += ["model.smoothing=4"]
-    both = [*same, "data.selection=selection.npy", "likelihood.nbar=4"]
-    assert told(*both) == told(*both, "data.mask=mask.npy") == ""
-    seen = "warning: data.file: the data have the share seen 0.5, and the model has {} (data.selection and data.mask)"
-    assert told(*same) == seen.format(1)
-    assert told(*same, "data.mask=mask.npy") == seen.format(0.75)
-    assert told(*same, "data.bins=bins.npy", *FREE, nbar="") == ""
+    free, same = [*same, "model.smoothing=4", *FREE], [*same, "model.smoothing=4", "likelihood.nbar=4"]
+    both = [*same, "data.selection=selection.npy", "data.mask=mask.npy"]
+    assert told(*both) == told(*same, "data.selection=counts.hdf5:/selection") == ""
+    assert told(*free, "data.mask=mask.npy", "data.bins=bins.npy") == ""
+    for options in same, (*free, "data.bins=bins.npy"):
+        unseen = told(*options, "data.selection=selection.npy")
+        assert (
+            "the data see nothing in 25 % of the cells, in which the model has galaxies; use data.selection" in unseen
+        )
+    for selection in (), ("data.selection=transposed.npy",):
+        other = told(*same, "data.mask=mask.npy", *selection)
+        assert "the data have another selection than the model, by" in other
     smoothed = told(*both, "model.smoothing=8")
     assert smoothed == "warning: data.file: the data have the smoothing 4, and the model has 8 (model.smoothing)"
     of_run = ["model.light_cone=true", "model.bias=lagrangian", "time.a_start=0.5", "time.a_stop=1"]
-    cone = told("box.size=20", "model.gravity=nbody", *of_run)
+    cone = told("box.size=20", "model.gravity=nbody", *of_run, *FREE)
     assert "the data have the z 0.5, and the model has a light cone (model.light_cone)" in cone
-    linear = told("box.size=20", f"time.a_stop={1 / 1.5}", "model.gravity=linear")
+    linear = told("box.size=20", f"time.a_stop={1 / 1.5}", "model.gravity=linear", *FREE)
     assert 'the data have the window cloud-in-cell, and model.gravity = "linear" has none; use "lpt"' in linear
     assert "the data have the line_of_sight x, and the model has none (model.line_of_sight)" in linear
-    other = told("box.size=[20, 20, 40]", "time.a_stop=1", "model.window=nearest", "model.bias=lagrangian")
+    other = told("box.size=[20, 20, 40]", "time.a_stop=1", "model.window=nearest", "model.bias=lagrangian", *FREE)
     assert "the data have the box_size 20, 20, 20, and the model has 20, 20, 40 (box.size)" in other
     assert "the data have the z 0.5, and the model has 0 (time.a_stop)" in other
     assert "the data have the window cloud-in-cell, and the model has nearest (model.window)" in other

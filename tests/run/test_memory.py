@@ -105,6 +105,8 @@ def test_disk_is_that_of_what_is_written(tmp_path: Path, monkeypatch: pytest.Mon
     fields = "observe.fields={mesh=256, precision='float16', quantities=['density', 'momentum']}"
     assert disk("output.snapshot=none", fields) == pytest.approx(1e7 + 2 * 2 * 4 * 256**3, rel=0.01)
     assert disk("output.snapshot=none", CONE) == pytest.approx(2e7 + 4 * 2 * 12 * 512**2, rel=0.5)
+    counts = "observe.galaxies={b1=0, number_density=1e-4, selection=[[0, 1], [64, 0.5]]}"
+    assert disk("output.snapshot=none", counts) == pytest.approx(2 * 2 * 4 * 512**3, rel=0.01)
     plan = _plan(tmp_path, "box.mesh=64", "output.snapshot=none")
     monkeypatch.setattr("pmwd_dist.run.simulation.plan.free_space", lambda path: 1.2e7)
     assert any("a checkpoint, if the run is interrupted" in line for line in plan.check())

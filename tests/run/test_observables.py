@@ -221,6 +221,7 @@ def test_values_are_those_of_the_library(whole: SimulationJob):
     assert (np.abs(cross["r"]) <= 1 + 1e-6).all()
     with h5py.File(whole.folder / "counts_z0.000.hdf5") as file:
         counts = file["counts"][:]
+        np.testing.assert_allclose(file["selection"][:], weight, rtol=1e-6)
     assert counts.dtype == np.int32
     assert (counts[MASK == 0] == 0).all()
     # Sums of 64 cells are Poisson numbers: 3.5 sigma of each.

@@ -70,13 +70,13 @@ def read_array(name: str, *shapes: Shape) -> np.ndarray:
 def facts_of(name: str) -> dict[str, Any]:
     """Box [Mpc/h], redshift or light cone, and window, of data that a run has written; else none.
 
-    Sources have the mean of their redshifts, and its standard deviation.
+    Sources have the mean of their redshifts, and its standard deviation, and counts the shares that their survey sees.
     """
     file, _, dataset = name.rpartition(":")
     if name.endswith(".npy"):
         return {}
     with suppress(OSError, ValueError, KeyError), content.opened(Path(file)) as opened:
-        names = "box_size", "z", "sources", "field", "observer", "shift", "share seen", "smoothing"
+        names = "box_size", "z", "sources", "field", "observer", "shift", "smoothing"
         facts: dict[str, Any] = {name: content.values(opened, name).tolist() for name in names if name in opened.attrs}
         if "Mpc/h" not in opened.attrs["units"] or len(facts["box_size"]) != 3 or len(facts.get("z", [0])) != 1:
             return {}
@@ -84,6 +84,8 @@ def facts_of(name: str) -> dict[str, Any]:
             bins = [opened.attrs.get(f"n(z) of bin {i + 1}") for i in range(len(facts["sources"]))]
             facts["ends of shells"] = np.ravel(opened.attrs["edges"])[[0, -1]].astype(float).tolist()
             facts["widths of n(z)"] = [0.0 if n_z is None else mean_and_width(*n_z)[1] for n_z in bins]
+        if "smoothing" in facts:
+            facts["selection"] = read_array(f"{file}:/selection") if "selection" in opened else np.ones(())
         words = {"window": opened[dataset].attrs.get("window")}
         words["line_of_sight"] = opened.attrs.get("line_of_sight")
         return facts | {name: word for name, word in words.items() if isinstance(word, str)}

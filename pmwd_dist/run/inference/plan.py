@@ -39,6 +39,7 @@ from pmwd_dist.run.settings.writing import toml_value
 from pmwd_dist.run.simulation.accuracy import convergence_warning, resolution_line
 
 DATA, START, TUNING = "data.npz", "start.npz", "tuning.npz"
+_SAME_SELECTION = 0.02  # largest distance of two selections
 VERDICT = (
     *("summary.csv", "prior.csv", "fit.csv"),
     *(f"{name}.png" for name in ("traces", "corner", "mixing", "fields", "angular", "slices", "maps")),
@@ -211,7 +212,7 @@ def wrong_tuning(plan: InferencePlan) -> str | None:
 def _of_another_model(plan: InferencePlan) -> list[str]:
     """Warnings about data that a run has written with another box, time, window or view than the model's."""
     config, model, cone = plan.simulation.config, plan.settings.model, plan.settings.observe.light_cone
-    facts = facts_of(plan.settings.data.file)
+    facts, of_selection = facts_of(plan.settings.data.file), list[str]()
     expected: dict[str, tuple[str, Any]] = {"box_size": ("box.size", config.box_size)}
     if plan.settings.likelihood.maps and cone is not None:
         shells, key = plan.simulation.light_cone, "observe.light_cone." + ("bins" if cone.bins else "sources")
@@ -227,12 +228,10 @@ def _of_another_model(plan: InferencePlan) -> list[str]:
     else:
         expected["z"] = "time.a_stop", 1 / config.a_stop - 1
         expected["line_of_sight"] = "model.line_of_sight", model.line_of_sight
-        expected["smoothing"] = "model.smoothing", model.smoothing or 0.0
-        share = float(np.mean(plan.data.get("data.selection", 1.0) * plan.data.get("data.mask", 1.0)))
-        found = facts.get("share seen", [share])[0]
-        less = share < 0.98 * found and "data.mask" not in plan.data  # masks may hide data, too
-        if (less or share > 1.02 * found) and plan.settings.data.bins is None:  # bins have numbers of their own
-            expected["share seen"] = "data.selection and data.mask", share
+        if model.bias == "lagrangian":
+            expected["smoothing"] = "model.smoothing", model.smoothing or 0.0
+        if "selection" in facts:
+            of_selection = _of_another_selection(plan, facts["selection"])
     if model.gravity != "linear":
         expected["window"] = "model.window", model.window
     said = [
@@ -242,7 +241,24 @@ def _of_another_model(plan: InferencePlan) -> list[str]:
     ]
     if "window" in facts and model.gravity == "linear":
         said.append(f'have the window {facts["window"]}, and model.gravity = "linear" has none; use "lpt"')
-    return [f"data.file: the data {text}" for text in said]
+    return [f"data.file: the data {text}" for text in (*said, *of_selection)]
+
+
+def _of_another_selection(plan: InferencePlan, seen: np.ndarray) -> list[str]:
+    """Words on counts whose survey sees other shares of the galaxies than the model, but for a factor."""
+    name = plan.settings.data.file.rpartition(":")[0] + ":/selection"
+    remedy = f"use data.selection = {toml_value(name)}, or data.mask" if seen.ndim else "leave data.selection out"
+    model = plan.data.get("data.selection", 1.0) * plan.data.get(
+        "data.mask", np.ones(plan.simulation.config.mesh_shape)
+    )
+    seen = np.broadcast_to(seen, model.shape)
+    if hidden := float(np.mean((seen == 0) & (model > 0))):
+        return [f"see nothing in {100 * hidden:.2g} % of the cells, in which the model has galaxies; {remedy}"]
+    seen = np.where(model > 0, seen, 0)
+    distance = float(np.abs(model / model.sum() - seen / seen.sum()).sum())
+    if plan.settings.data.bins is None and distance > _SAME_SELECTION:  # bins have numbers of their own
+        return [f"have another selection than the model, by {100 * distance:.2g} % in the mean; {remedy}"]
+    return []
 
 
 def _is_same(found: Any, value: Any) -> bool:

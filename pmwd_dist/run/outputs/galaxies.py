@@ -308,16 +308,19 @@ class Counts(OfGalaxies):
         return [self.file(z, "hdf5")]
 
     def disk(self, simulation: SimulationSetup, count: int) -> int:
-        return 4 * count * math.prod(simulation.config.mesh_shape)
+        fields = 1 if self.galaxies.selection is None and self.galaxies.mask is None else 2
+        return 4 * fields * count * math.prod(simulation.config.mesh_shape)
 
     def write_divided(self, folder: Path, view: View) -> None:
-        counts = self._draw(view), {"axes": "cells along x, y, z", "window": "cloud-in-cell"}
+        axes = {"axes": "cells along x, y, z"}
+        fields = {"counts": (self._draw(view), axes | {"window": "cloud-in-cell"})}
         galaxies = self.galaxies
         about: dict[str, Any] = {"box_size": view.config.box_size, "units": "Mpc/h", "z": view.z}
         about["line_of_sight"] = galaxies.line_of_sight if galaxies.redshift_space else "none"
-        shares = galaxies.shares_seen(view.simulation.config, view.data)
-        about |= {"share seen": 1.0 if shares is None else float(shares.mean()), "smoothing": galaxies.smoothing or 0.0}
-        write_fields(folder / self.file(view.z, "hdf5"), {"counts": counts}, about)
+        about["smoothing"] = galaxies.smoothing or 0.0
+        if (weight := galaxies.weight(view.simulation.config, view.data)) is not None:
+            fields["selection"] = weight.astype(np.float32), axes
+        write_fields(folder / self.file(view.z, "hdf5"), fields, about)
 
     def _draw(self, view: View) -> Array:
         """Integers from the Poisson distributions of the rates, shape mesh_shape."""

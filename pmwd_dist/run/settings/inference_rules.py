@@ -111,6 +111,8 @@ def _model(settings: InferenceSettings) -> Problems:
         yield "model.observer: is of model.light_cone = true; leave it out"
     if linear and box.particles not in (None, box.mesh):
         yield "box.particles: linear gravity needs as many as cells; leave it out"
+    if model.smoothing is not None and model.bias != "lagrangian":
+        yield f'model.smoothing: has no effect with model.bias = "{model.bias}"; leave it out'
     used = {"none": (), "eulerian": BIASES[:1], "lagrangian": BIASES}[model.bias]
     for name in (set(BIASES) - set(used)) & given.keys():
         yield f'priors.{name}: has no effect with model.bias = "{model.bias}"; leave it out'
