@@ -15,7 +15,7 @@ from pmwd_dist._errors import ArgumentError
 from pmwd_dist._files import open_regular
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY
-from pmwd_dist.io.snapshot.header import SnapshotHeader, read_header, units_note
+from pmwd_dist.io.snapshot.header import ENDINGS, SnapshotHeader, read_header, units_note
 from pmwd_dist.io.snapshot.matter import lattice_of, matter_notes, paint_matter
 from pmwd_dist.io.snapshot.particles import (
     MASSES,
@@ -46,7 +46,7 @@ _LEAST_SHARE = 0.95  # least density over Omega_m without other types: massive n
 
 def _beside(path: Path, ending: str) -> Path:
     path = path.resolve() if path.name in ("", "..") else path  # as "." has no name
-    return path.with_name(path.stem + ending)
+    return path.with_name((path.stem if path.suffix in ENDINGS else path.name) + ending)  # of run_h0.67, the whole
 
 
 def measure_snapshot(
@@ -127,7 +127,8 @@ def measure_halos(path: Path, output: Path | None, length_unit: str | None, **op
     """
     files = shared_files(path)
     output = _beside(path, "_halos.hdf5") if output is None else output
-    if (table := output.with_suffix(".csv")) == output:
+    table = _beside(output, ".csv")
+    if output.suffix == ".csv":
         raise ArgumentError("--output", str(output), "is the name of the mass function", "use .hdf5")
     with raise_on_all_processes():
         check_outputs(files, {output: "halo_id", table: "dn/dlnM"})

@@ -274,14 +274,15 @@ def test_power_of_a_hydrodynamic_run_in_several_files(cli: Cli, tmp_path: Path, 
     masses = np.concatenate([kind.mass for kind in kinds.values()])
     np.testing.assert_allclose(table[:, 4], 1e6 * (masses**2).sum() / masses.sum() ** 2, rtol=1e-5)
     np.testing.assert_array_equal(np.rint(table[:, 0] / (2 * np.pi / 100)), [1, 2, 3, 4])
-    monkeypatch.chdir(tmp_path / "snapdir_000")
+    (tmp_path / "snapdir_000").rename(tmp_path / "run_h0.67")
+    monkeypatch.chdir(tmp_path / "run_h0.67")
     code, out, _ = cli("power", ".", "--types", "1,4")
-    assert (code, (tmp_path / "snapdir_000_power.csv").exists()) == (0, True)
+    assert (code, (tmp_path / "run_h0.67_power.csv").exists()) == (0, True)
     assert "particles: 512 of type 1, 50 of type 4; " in out
     assert "left out: type 0" in out
-    fails(cli("power", tmp_path / "snapdir_000", "--types", "gas"), "--types", "for example 0,1,4")
+    fails(cli("power", tmp_path / "run_h0.67", "--types", "gas"), "--types", "for example 0,1,4")
     fails(
-        cli("power", tmp_path / "snapdir_000", "--types", "2"),
+        cli("power", tmp_path / "run_h0.67", "--types", "2"),
         "--types=[2] must be among those of the snapshot, 0 (200",
     )
 

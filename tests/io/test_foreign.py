@@ -178,13 +178,17 @@ def test_files_without_particles_of_a_type_in_a_set_with_any_name(tmp_path: Path
         np.testing.assert_allclose(density, expected_density(kinds), atol=2e-4)
     particles, _ = pmd.load_snapshot(folder)
     assert particles.disp.shape == (8, 8, 8, 3)
-    with h5py.File(folder / "fields.h5", "w") as file:
-        file["density"] = np.ones((4, 4, 4))
+    with h5py.File(folder / "fof_tab_000.hdf5", "w") as file:  # of groups
+        file.create_group("Header")
+    (folder / "empty.h5").touch()
     assert pmd.load_snapshot(folder)[0].disp.shape == (8, 8, 8, 3)
     LAYOUTS[layout](folder / "snapshot_000.hdf5", universe({1: 64}))  # later, over the set
     with pytest.raises(ValueError, match=r"holds 2 snapshots, snapshot_000.0.hdf5, snapshot_000.hdf5: pass one"):
         pmd.snapshot_density(folder, config)
     (tmp_path / "several").mkdir()
+    (tmp_path / "several/empty.h5").touch()
+    with pytest.raises(ValueError, match=r"empty.h5: is not an HDF5 file, or damaged"):
+        pmd.snapshot_density(tmp_path / "several", config)
     for z in ("0.0", "0.5"):
         LAYOUTS[layout](tmp_path / f"several/snap_z{z}.hdf5", universe({1: 64}))
     with pytest.raises(ValueError, match=r"holds 2 snapshots, snap_z0.0.hdf5, snap_z0.5.hdf5: pass one"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from pmwd_dist.parallel.decomposition import Shape3
 
 # Ranges of the values of a header, beyond all sensible ones.
 _HUBBLE, _OMEGA, _REDSHIFT = (1e-3, 1e3), (0.0, 1e3), (-0.999, 1e6)
-_ENDINGS = (".hdf5", ".h5")
+ENDINGS = (".hdf5", ".h5")
 _SIDE = 1e-9, 1e9  # range of the side of a box [Mpc/h]
 _SCALE_FACTOR = ("Header:Scale-factor", "Header:ExpansionFactor", "Cosmology:Scale-factor")  # SWIFT has other times
 _EQUAL_TIMES = 1e-3  # relative difference of scale factors that are equal
@@ -286,7 +287,7 @@ def snapshot_files(path: Path) -> list[Path]:
 def _named(path: Path) -> Path:
     """A file with this name, or the first of a set."""
     names = [path.name, f"{path.stem}.0{path.suffix}"]
-    names += [f"{path.name}{number}{ending}" for number in ("", ".0") for ending in _ENDINGS]
+    names += [f"{path.name}{number}{ending}" for number in ("", ".0") for ending in ENDINGS]
     for name in names:
         if (file := path.with_name(name)).exists():
             return file
@@ -294,24 +295,27 @@ def _named(path: Path) -> Path:
 
 
 def _of_folder(folder: Path) -> list[Path]:
-    """The files of the one snapshot that a folder holds, beside files of other things, as fields and halos of a run."""
+    """The files of the one snapshot that a folder holds, beside those of other things: fields, groups, damaged ones."""
+    paths = sorted(path for path in folder.iterdir() if path.suffix in ENDINGS and path.is_file())
+    if not paths:
+        raise FileNotFoundError(2, f"no snapshot (*{', *'.join(ENDINGS)}) in this folder", str(folder))
     found: dict[Path, list[Path]] = {}
     seen: set[Path] = set()
-    for path in sorted(path for path in folder.iterdir() if path.suffix in _ENDINGS and path.is_file()):
-        if path.resolve() in seen:
-            continue
-        with opened(path) as file:
-            other = not content.has(file, "Header")
-        if not other:
+    for path in paths:
+        if path.resolve() not in seen and _has_particles(path):
             files = snapshot_files(path)
             found[files[0].resolve()] = files
             seen |= {file.resolve() for file in files}
-    if not found:
-        raise FileNotFoundError(2, f"no snapshot (*{', *'.join(_ENDINGS)}) in this folder", str(folder))
     if len(found) > 1:
         some = ", ".join([files[0].name for files in found.values()][:4]) + (", ..." if len(found) > 4 else "")
         raise ValueError(f"{folder}: holds {len(found)} snapshots, {some}: pass one of them")
-    return next(iter(found.values()))
+    return next(iter(found.values())) if found else snapshot_files(paths[0])
+
+
+def _has_particles(path: Path) -> bool:
+    with suppress(OSError, ValueError), opened(path) as file:
+        return content.has(file, "Header") and any(name.startswith("PartType") for name in file)
+    return False
 
 
 def _common(stem: str) -> str:
