@@ -223,6 +223,12 @@ def test_data_of_a_run_of_another_model_are_told(tmp_path: Path) -> None:
     for selection in (), ("data.selection=transposed.npy",):
         other = told(*same, "data.mask=mask.npy", *selection)
         assert "the data have another selection than the model, by" in other
+    with h5py.File(tmp_path / "counts.hdf5", "r+") as file:
+        del file["selection"]
+    assert "by 40 % in the mean; leave data.selection out" in told(*both)
+    with h5py.File(tmp_path / "counts.hdf5", "r+") as file:
+        file["selection"] = np.ones((8, 8, 8))  # of finer counts
+    assert told(*both) == ""
     smoothed = told(*both, "model.smoothing=8")
     assert smoothed == "warning: data.file: the data have the smoothing 4, and the model has 8 (model.smoothing)"
     of_run = ["model.light_cone=true", "model.bias=lagrangian", "time.a_start=0.5", "time.a_stop=1"]

@@ -84,8 +84,10 @@ def facts_of(name: str) -> dict[str, Any]:
             bins = [opened.attrs.get(f"n(z) of bin {i + 1}") for i in range(len(facts["sources"]))]
             facts["ends of shells"] = np.ravel(opened.attrs["edges"])[[0, -1]].astype(float).tolist()
             facts["widths of n(z)"] = [0.0 if n_z is None else mean_and_width(*n_z)[1] for n_z in bins]
-        if "smoothing" in facts:
-            facts["selection"] = read_array(f"{file}:/selection") if "selection" in opened else np.ones(())
+        if "smoothing" in facts and "selection" not in opened:
+            facts["selection"] = np.ones(())
+        elif "smoothing" in facts and opened["selection"].shape == opened[dataset].shape:
+            facts["selection"] = read_array(f"{file}:/selection")
         words = {"window": opened[dataset].attrs.get("window")}
         words["line_of_sight"] = opened.attrs.get("line_of_sight")
         return facts | {name: word for name, word in words.items() if isinstance(word, str)}
