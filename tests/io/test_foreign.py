@@ -181,6 +181,8 @@ def test_files_without_particles_of_a_type_in_a_set_with_any_name(tmp_path: Path
     with h5py.File(folder / "fof_tab_000.hdf5", "w") as file:  # of groups
         file.create_group("Header")
     (folder / "empty.h5").touch()
+    foreign.write_set(tmp_path / "older", "snapshot_000", kinds | {3: kinds[1]}, LAYOUTS[layout], 4)
+    (tmp_path / "older/snapshot_000.3.hdf5").rename(folder / "snapshot_000.3.hdf5")
     assert pmd.load_snapshot(folder)[0].disp.shape == (8, 8, 8, 3)
     LAYOUTS[layout](folder / "snapshot_000.hdf5", universe({1: 64}))  # later, over the set
     with pytest.raises(ValueError, match=r"holds 2 snapshots, snapshot_000.0.hdf5, snapshot_000.hdf5: pass one"):

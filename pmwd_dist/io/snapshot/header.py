@@ -304,7 +304,7 @@ def _of_folder(folder: Path) -> list[Path]:
     for path in paths:
         if path.resolve() not in seen and _has_particles(path):
             files = snapshot_files(path)
-            found[files[0].resolve()] = files
+            found.setdefault(files[0].resolve(), files)  # which an older part of a larger set may share
             seen |= {file.resolve() for file in files}
     if len(found) > 1:
         some = ", ".join([files[0].name for files in found.values()][:4]) + (", ..." if len(found) > 4 else "")
