@@ -295,7 +295,7 @@ def _named(path: Path) -> Path:
 
 
 def _of_folder(folder: Path) -> list[Path]:
-    """The files of the one snapshot that a folder holds, beside those of other things: fields, groups, damaged ones."""
+    """The one snapshot in a folder, as its files; fields, tables of halos and damaged files are passed over."""
     paths = sorted(path for path in folder.iterdir() if path.suffix in ENDINGS and path.is_file())
     if not paths:
         raise FileNotFoundError(2, f"no snapshot (*{', *'.join(ENDINGS)}) in this folder", str(folder))
