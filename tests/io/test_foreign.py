@@ -195,6 +195,10 @@ def test_files_without_particles_of_a_type_in_a_set_with_any_name(tmp_path: Path
         LAYOUTS[layout](tmp_path / f"several/snap_z{z}.hdf5", universe({1: 64}))
     with pytest.raises(ValueError, match=r"holds 2 snapshots, snap_z0.0.hdf5, snap_z0.5.hdf5: pass one"):
         pmd.snapshot_density(tmp_path / "several", config)
+    with (tmp_path / "several/snap_z0.0.hdf5").open("r+b") as file:
+        file.truncate(1000)
+    with pytest.raises(ValueError, match=r"snap_z0.0.hdf5: is not an HDF5 file, or damaged"):
+        pmd.snapshot_density(tmp_path / "several", config)
     with pytest.raises(FileNotFoundError, match=r"no snapshot \(\*.hdf5, \*.h5\) in this folder"):
         pmd.snapshot_density(tmp_path, config)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -295,7 +294,7 @@ def _named(path: Path) -> Path:
 
 
 def _of_folder(folder: Path) -> list[Path]:
-    """The one snapshot in a folder, as its files; fields, tables of halos and damaged files are passed over."""
+    """The one snapshot in a folder, as its files; fields, tables of halos and what is not HDF5 are passed over."""
     paths = sorted(path for path in folder.iterdir() if path.suffix in ENDINGS and path.is_file())
     if not paths:
         raise FileNotFoundError(2, f"no snapshot (*{', *'.join(ENDINGS)}) in this folder", str(folder))
@@ -313,9 +312,11 @@ def _of_folder(folder: Path) -> list[Path]:
 
 
 def _has_particles(path: Path) -> bool:
-    with suppress(OSError, ValueError), opened(path) as file:
+    with path.open("rb") as start:
+        if start.read(4) != b"\x89HDF":
+            return False
+    with opened(path) as file:
         return content.has(file, "Header") and any(name.startswith("PartType") for name in file)
-    return False
 
 
 def _common(stem: str) -> str:
