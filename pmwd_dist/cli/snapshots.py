@@ -45,8 +45,9 @@ _LEAST_SHARE = 0.95  # least density over Omega_m without other types: massive n
 
 
 def _beside(path: Path, ending: str) -> Path:
+    """A file beside a snapshot or its folder, named after all of it but .hdf5: run_h0.67_power.csv."""
     path = path.resolve() if path.name in ("", "..") else path  # as "." has no name
-    return path.with_name((path.stem if path.suffix in ENDINGS else path.name) + ending)  # of run_h0.67, the whole
+    return path.with_name((path.stem if path.suffix in ENDINGS else path.name) + ending)
 
 
 def measure_snapshot(

@@ -128,14 +128,7 @@ def multipoles(measured: Any, linear: Any = None, *, error: Any = None, axes: An
       >>> pmd.plot.multipoles(observe.power_multipoles(density, config), theory)
     """
     check_results([measured], "measured", "k power modes poles", "observe.power_multipoles")
-    check_results([] if linear is None else linear, "linear", "k power poles", "observe.kaiser_multipoles")
-    rows = {} if linear is None else dict(zip(linear.poles, linear.power, strict=True))
-    if linear is not None:
-        if not rows.keys() >= set(measured.poles):
-            raise ArgumentError("linear.poles", linear.poles, f"must hold all of measured.poles={measured.poles}")
-        of_theory, of_measured = _filled(measured.modes, linear.k, measured.k)
-        if not np.allclose(of_theory, of_measured, rtol=1e-3):
-            raise ArgumentError("linear.k", linear.k, "must be measured.k, that of the same config", show_value=False)
+    rows = {} if linear is None else _rows_of_theory(measured, linear)
     (ax,) = make_axes(axes, _SIZE)
     k, modes, *power = _filled(measured.modes, measured.k, measured.modes, *measured.power)
     if error is not None and np.shape(error)[:1] != (len(power),):
@@ -167,6 +160,18 @@ def multipoles(measured: Any, linear: Any = None, *, error: Any = None, axes: An
     ax.set_ylim(low - 0.2 * (high - low), high + 0.15 * (high - low))
     ax.set_ylabel(r"$k\,P_\ell(k)$  [(Mpc/$h)^2$]")
     return _finished(ax, _PER_MPC)
+
+
+def _rows_of_theory(measured: Any, linear: Any) -> dict[int, Any]:
+    """Linear multipoles by order; ArgumentError unless they have the orders and wavenumbers of the measured ones."""
+    check_results(linear, "linear", "k power poles", "observe.kaiser_multipoles")
+    rows = dict(zip(linear.poles, linear.power, strict=True))
+    if not rows.keys() >= set(measured.poles):
+        raise ArgumentError("linear.poles", linear.poles, f"must hold all of measured.poles={measured.poles}")
+    of_theory, of_measured = _filled(measured.modes, linear.k, measured.k)
+    if not np.allclose(of_theory, of_measured, rtol=1e-3):
+        raise ArgumentError("linear.k", linear.k, "must be measured.k, that of the same config", show_value=False)
+    return rows
 
 
 def _finished(axes: Axes, along: str, *, legend: bool = True) -> Figure:

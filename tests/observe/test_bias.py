@@ -254,10 +254,7 @@ def test_contrasts_of_surveys_in_their_own_structure_are_told(single: pmd.Decomp
     """Structure of a small survey moves the mean of a contrast; counts and densities with negative values are right."""
     config, delta = configure(single), np.random.default_rng(3).gamma(2.0, 0.6, SHAPE) - 1
     assert 0.2 < delta.mean() < 0.4
-    with pytest.warns(
-        UserWarning,
-        match=r"mean is 0\.\d+ and its minimum -0.94, as of a contrast; pass 1 \+ delta",
-    ):
+    with pytest.warns(UserWarning, match=r"mean is 0\.\d+ and its minimum -0.94, as of a contrast; pass 1 \+ delta"):
         pmd.observe.weighted_overdensity(delta, ONES, config)
     pmd.observe.weighted_overdensity(1 + delta, ONES, config)
     pmd.observe.weighted_overdensity(1 + 2 * delta, ONES, config)

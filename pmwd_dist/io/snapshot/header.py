@@ -260,7 +260,8 @@ def snapshot_files(path: Path) -> list[Path]:
     """All files of the snapshot to which a path belongs.
 
     The path is a file, any of a set (name.0.hdf5), the common name of a set, with or without its ending, or a folder
-    that holds one snapshot. Raises ValueError if a folder holds several, and OSError if one of the files is missing.
+    that holds one snapshot. Raises ValueError if a folder holds several, or a damaged one, and OSError if one of the
+    files is missing.
     """
     if path.is_dir():
         return _of_folder(path)
@@ -312,6 +313,7 @@ def _of_folder(folder: Path) -> list[Path]:
 
 
 def _has_particles(path: Path) -> bool:
+    """Whether a file is HDF5 and one of a snapshot; ValueError if it is HDF5 and damaged."""
     with path.open("rb") as start:
         if start.read(4) != b"\x89HDF":
             return False

@@ -39,7 +39,7 @@ from pmwd_dist.run.settings.writing import toml_value
 from pmwd_dist.run.simulation.accuracy import convergence_warning, resolution_line
 
 DATA, START, TUNING = "data.npz", "start.npz", "tuning.npz"
-_SAME_SELECTION = 0.02  # largest distance of two selections
+_SAME_SELECTION = 0.02  # largest sum of |a - b| of selections a and b that each sum to 1
 VERDICT = (
     *("summary.csv", "prior.csv", "fit.csv"),
     *(f"{name}.png" for name in ("traces", "corner", "mixing", "fields", "angular", "slices", "maps")),
@@ -230,7 +230,7 @@ def _of_another_model(plan: InferencePlan) -> list[str]:
         expected["line_of_sight"] = "model.line_of_sight", model.line_of_sight
         if model.bias == "lagrangian":
             expected["smoothing"] = "model.smoothing", model.smoothing or 0.0
-        if "selection" in facts:
+        if "selection" in facts and plan.settings.likelihood.kind == "poisson":
             of_selection = _of_another_selection(plan, facts["selection"])
     if model.gravity != "linear":
         expected["window"] = "model.window", model.window
@@ -248,9 +248,9 @@ def _of_another_selection(plan: InferencePlan, seen: np.ndarray) -> list[str]:
     """Words on counts whose survey sees other shares of the galaxies than the model, but for a factor."""
     name = plan.settings.data.file.rpartition(":")[0] + ":/selection"
     remedy = f"use data.selection = {toml_value(name)}, or data.mask" if seen.ndim else "leave data.selection out"
-    model = plan.data.get("data.selection", 1.0) * plan.data.get(
-        "data.mask", np.ones(plan.simulation.config.mesh_shape)
-    )
+    model = np.ones(plan.simulation.config.mesh_shape)
+    for key in ("data.selection", "data.mask"):
+        model = model * plan.data.get(key, 1.0)
     seen = np.broadcast_to(seen, model.shape)
     if hidden := float(np.mean((seen == 0) & (model > 0))):
         return [f"see nothing in {100 * hidden:.2g} % of the cells, in which the model has galaxies; {remedy}"]
