@@ -27,7 +27,7 @@ from pmwd_dist.pm.stepping.step import final_status
 from pmwd_dist.report import drawing
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.control import Interrupted
-from pmwd_dist.run.common.folder import Event, status_of
+from pmwd_dist.run.common.folder import Event, alterations, status_of
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.outputs.power import Power
 from pmwd_dist.run.outputs.slices import Slices
@@ -309,8 +309,11 @@ def test_disk_that_fills_up_ends_the_run_in_one_line(
     monkeypatch.undo()
     assert not list((tmp_path / "run").glob(".*.part"))
     assert (tmp_path / "run" / "power_z1.000.csv").exists()
+    shutil.copytree(tmp_path / "run", tmp_path / "less")
     assert command("resume", tmp_path / "run") == 0
     assert_same(finished[0], tmp_path / "run")
+    assert command("resume", tmp_path / "less", "--set", "output.snapshot=none") == 0
+    assert not [text for text in alterations(tmp_path / "less") if "is missing" in text]
 
 
 def test_figures_and_a_report_that_do_not_fit_on_the_disk_fail_a_run_with_all_its_data(

@@ -16,11 +16,11 @@ from pmwd_dist._jax.native import native_available
 from pmwd_dist._jax.profile import recording
 from pmwd_dist._memory import size
 from pmwd_dist.parallel import distributed
-from pmwd_dist.parallel.distributed import check_shared, raise_on_all_processes
+from pmwd_dist.parallel.distributed import check_shared, on_main, raise_on_all_processes
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.control import Control, Interrupted, stop_requests, watchdog
 from pmwd_dist.run.common.fingerprint import versions
-from pmwd_dist.run.common.folder import REPORT, Listener, Log, hold_folder, status_of
+from pmwd_dist.run.common.folder import CONFIG, LOG, REPORT, RUN, Listener, Log, hold_folder, status_of
 from pmwd_dist.run.common.plan import Plan
 from pmwd_dist.run.common.report import write_report
 from pmwd_dist.run.common.resources import peak_memory
@@ -89,6 +89,8 @@ def execute(
     with recording(time.perf_counter()) as profile, stop_requests() as stop, hold_folder(job, resume=resume):
         check_shared(job.folder, "output")
         checkpoint = job.find_checkpoint() if resume else None
+        if resume:
+            on_main(manifest.forget, job.folder, [CONFIG, RUN, LOG, *job.files])
         killed = resume and status_of(job.folder) == "running"  # and nobody holds the folder
         log = Log(job.folder, listener)
         log("start", "\n".join(job.lines()), resumed=resume, warnings=[*warnings], **job.describe())

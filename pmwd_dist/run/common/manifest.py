@@ -42,6 +42,16 @@ def claim(folder: Path, names: Iterable[str]) -> None:
         _write(folder, identity(folder), sorted({*own} - gone | {*wanted}))
 
 
+def forget(folder: Path, planned: Iterable[str]) -> None:
+    """Remove names without a file that this start doesn't plan: outputs that an earlier one did not write."""
+    own = files(folder)
+    gone = {name for name in own if not (exists(folder / name) or name.startswith("checkpoint_"))} - {*planned}
+    for name in gone:
+        remove(temporary(folder / name))
+    if gone:
+        _write(folder, identity(folder), [name for name in own if name not in gone])
+
+
 def check_free(folder: Path, names: Iterable[str]) -> None:
     """Raise FileExistsError unless each of these names is free or belongs to the run."""
     own = files(folder)
