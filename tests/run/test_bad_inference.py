@@ -223,6 +223,8 @@ def test_data_of_a_run_of_another_model_are_told(tmp_path: Path) -> None:
     for selection in (), ("data.selection=transposed.npy",):
         other = told(*same, "data.mask=mask.npy", *selection)
         assert "the data have another selection than the model, by" in other
+    gaussian = told(*same[:-1], "data.mask=mask.npy", "likelihood.kind=gaussian", "likelihood.sigma=2")
+    assert 'by 40 % in the mean; use likelihood.kind = "poisson", and data.selection = ' in gaussian
     with h5py.File(tmp_path / "counts.hdf5", "r+") as file:
         del file["selection"]
     assert "by 40 % in the mean; leave data.selection out" in told(*both)

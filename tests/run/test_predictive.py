@@ -190,6 +190,8 @@ def test_a_misfit_that_is_no_chance_is_a_reason() -> None:
     for bias, remedy in (("lagrangian", "use the model.window of"), ("eulerian", 'use bias = "lagrangian" and the mo')):
         (reason,) = find_fit_reasons(fit, ModelSection(bias=bias))
         assert f"windows: {remedy}" in reason and '"nearest" of galaxies counted in cells, in place of "cloud' in reason
+    (reason,) = find_fit_reasons(fit, ModelSection(bias="lagrangian", gravity="lpt"), "cloud-in-cell")
+    assert reason.endswith('finer box.particles, or extend the model, as by model.gravity = "nbody"')
 
 
 def test_a_mock_says_the_share_of_negative_densities(tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ def _of_another_model(plan: InferencePlan) -> list[str]:
         expected["line_of_sight"] = "model.line_of_sight", model.line_of_sight
         if model.bias == "lagrangian":
             expected["smoothing"] = "model.smoothing", model.smoothing or 0.0
-        if "selection" in facts and plan.settings.likelihood.kind == "poisson":
+        if "selection" in facts:
             of_selection = _of_another_selection(plan, facts["selection"])
     if model.gravity != "linear":
         expected["window"] = "model.window", model.window
@@ -248,6 +248,8 @@ def _of_another_selection(plan: InferencePlan, seen: np.ndarray) -> list[str]:
     """Words on counts whose survey sees other shares of the galaxies than the model, but for a factor."""
     name = plan.settings.data.file.rpartition(":")[0] + ":/selection"
     remedy = f"use data.selection = {toml_value(name)}, or data.mask" if seen.ndim else "leave data.selection out"
+    if plan.settings.likelihood.kind != "poisson":
+        remedy = f'use likelihood.kind = "poisson", and {remedy.removeprefix("use ")}'
     model = np.ones(plan.simulation.config.mesh_shape)
     for key in ("data.selection", "data.mask"):
         model = model * plan.data.get(key, 1.0)

@@ -28,6 +28,7 @@ from pmwd_dist.report.chains import Rows, fit_lines, table_lines, write_rows
 from pmwd_dist.report.fields import COMOVING
 from pmwd_dist.report.style import drawing_errors, save
 from pmwd_dist.run.common import manifest
+from pmwd_dist.run.common.data_files import facts_of
 from pmwd_dist.run.common.folder import CONFIG, Log
 from pmwd_dist.run.inference.plan import DATA, InferencePlan
 from pmwd_dist.run.inference.predictive import Comparison, Images, compare, observed_plane, some_draws
@@ -72,7 +73,9 @@ def make_verdict(
             for error in _write(plan.folder, tables, figures):
                 log.lack("a figure is missing", error)
     lines = table_lines(rows, truth) + fit_lines(fit)
-    reasons = find_reasons(plan, chain) + find_fit_reasons(found.fit, plan.settings.model)
+    reasons = find_reasons(plan, chain) + find_fit_reasons(
+        found.fit, plan.settings.model, facts_of(plan.settings.data.file).get("window")
+    )
     files = [*tables, *(name for name in figures if (plan.folder / name).exists())]
     return Verdict(lines, reasons, files)
 
@@ -232,8 +235,10 @@ def worst_scale(
     return max(poor.items(), key=lambda item: item[1]["rhat"], default=None)
 
 
-def find_fit_reasons(fit: dict[str, infer.Check], model: ModelSection | None = None) -> list[str]:
-    """The statistic with the smallest p, if that is significant among all of them."""
+def find_fit_reasons(
+    fit: dict[str, infer.Check], model: ModelSection | None = None, window: str | None = None
+) -> list[str]:
+    """The statistic with the smallest p, if that is significant among all of them; `window` is of data that tell it."""
     if not fit:
         return []
     name, check = min(fit.items(), key=lambda item: item[1].p)
@@ -241,7 +246,9 @@ def find_fit_reasons(fit: dict[str, infer.Check], model: ModelSection | None = N
         return []
     ratio = "" if np.isnan(check.ratio) else f"{check.ratio:.3f} of the predicted one, "
     remedy = "repeat with finer box.particles, or extend the model"
-    if model is not None and shows_another_window(fit, _MISFIT / len(fit)):
+    if model is not None and model.gravity != "nbody":
+        remedy += ', as by model.gravity = "nbody"'
+    if model is not None and model.window != window and shows_another_window(fit, _MISFIT / len(fit)):
         bias = "" if model.bias == "lagrangian" else 'bias = "lagrangian" and '
         remedy = (
             f"residuals rise towards the Nyquist frequency, as where data and model have different windows: use {bias}"
