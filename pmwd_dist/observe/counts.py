@@ -52,8 +52,8 @@ def expected_counts(
         more than a million galaxies a cell, or a selection or mask beyond 0 to 1.
 
     Warns:
-      UserWarning: negative densities hold more than 0.5 % of the galaxies, so that P(k) of the counts is too low; not
-        where the density is traced.
+      UserWarning: P(k) of the counts is more than 2 % too low, since negative densities are cut to 0; not where the
+        density is traced.
 
     Examples:
       >>> rate = observe.expected_counts(galaxies, config, number_density=1e-3)

@@ -164,7 +164,7 @@ def multipoles(measured: Any, linear: Any = None, *, error: Any = None, axes: An
 
 def _rows_of_theory(measured: Any, linear: Any) -> dict[int, Any]:
     """Linear multipoles by order; ArgumentError unless they have the orders and wavenumbers of the measured ones."""
-    check_results(linear, "linear", "k power poles", "observe.kaiser_multipoles")
+    check_results([linear], "linear", "k power poles", "observe.kaiser_multipoles")
     rows = dict(zip(linear.poles, linear.power, strict=True))
     if not rows.keys() >= set(measured.poles):
         raise ArgumentError("linear.poles", linear.poles, f"must hold all of measured.poles={measured.poles}")

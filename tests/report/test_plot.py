@@ -86,6 +86,7 @@ COUNT = "must be a list with an entry for each spectrum"
         (lambda: plot.power(SPECTRUM, np.ones(4), shot_noise="x"), "shot_noise='x' must be a finite number"),
         (lambda: plot.power(SPECTRUM, np.ones(4), shot_noise=0), "shot_noise=0 must be a finite number, 1e-30"),
         (lambda: plot.multipoles(poles(0), replace(poles(0), k=np.arange(2.0, 6))), "linear.k must be measured.k"),
+        (lambda: plot.multipoles(poles(0), [poles(0)]), "linear is or holds a list, which has no k; pass what obs"),
         (lambda: plot.multipoles(SPECTRUM), "measured is or holds a PowerSpectrum, which has no poles; pass what obs"),
         (
             lambda: plot.multipoles(poles(0, 2), poles(0)),
