@@ -84,7 +84,7 @@ def option_errors() -> Generator[None]:
     try:
         yield
     except ArgumentError as error:
-        option = f"--{error.argument.replace('_', '-')}"
+        option = f"--{error.argument.removeprefix('--').replace('_', '-')}"
         raise ArgumentError(option, error.value, error.constraint, error.remedy) from error
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pmwd_dist._checks import check_number
+from pmwd_dist._errors import ArgumentError
 from pmwd_dist.report.style import COLOURS, check_results, figure_of, make_axes, styled
 
 if TYPE_CHECKING:
@@ -75,6 +76,10 @@ def wedge(columns: Mapping[str, Any], *, thickness: float | None = None, axes: A
     Examples:
       >>> figure = pmd.plot.wedge(galaxies.columns, thickness=4.0)
     """
+    if not hasattr(columns, "get"):  # tables of pandas have it, too
+        raise ArgumentError(
+            "columns", columns, "must hold RA, DEC and Z by name", "pass the columns of a catalogue", show_value=False
+        )
     for name in ("RA", "DEC", "Z"):
         check_number(columns.get(name), f"columns[{name!r}]", several=True, constant=True)
     ra, dec, z = (np.asarray(columns[name], float) for name in ("RA", "DEC", "Z"))

@@ -208,7 +208,7 @@ def test_power_says_what_is_wrong_in_its_own_words(cli: Cli, tmp_path: Path):
     assert len((tmp_path / "s_power.csv").read_text().splitlines()) == 1 + 4
     with h5py.File(path, "a") as file:
         file["ParticleMesh"].attrs["MeshShape"] = [1, 8, 16]
-    fails(cli("power", path, "--output", path), "s.hdf5' is a file of the snapshot; use another name")
+    fails(cli("power", path, "--output", path), f": --output='{path}' is a file of the snapshot; use another name")
     fails(cli("power", path), "its mesh of (1, 8, 16): must be a whole number, 2 or more")
 
 

@@ -97,6 +97,7 @@ COUNT = "must be a list with an entry for each spectrum"
         (lambda: plot.bispectrum(SPECTRUM), "measured is or holds a PowerSpectrum, which has no bispectrum"),
         (lambda: plot.cross(SPECTRUM), "found is or holds a PowerSpectrum, which has no correlation; pass what obs"),
         (lambda: plot.pdf([SPECTRUM]), "found is or holds a list, which has no values"),
+        (lambda: plot.wedge(np.ones(3)), "columns must hold RA, DEC and Z by name; pass the columns of a catalogue"),
         (lambda: plot.mass_function({}), "found is or holds a dict, which has no mass; pass what observe.mass_func"),
         (lambda: plot.angular_power(SPECTRUM), "spectra is or holds a PowerSpectrum, which has no ell"),
         (lambda: plot.corner({"a": np.full((2, 9), np.nan)}), r"draws\['a'\] must be a finite number"),
