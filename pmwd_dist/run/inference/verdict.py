@@ -238,7 +238,7 @@ def worst_scale(
 def find_fit_reasons(
     fit: dict[str, infer.Check], model: ModelSection | None = None, window: str | None = None
 ) -> list[str]:
-    """The statistic with the smallest p, if it is significant among all; `window`: window that the data's file names."""
+    """The statistic with the smallest p, if significant among all; `window`: window that the data's file names."""
     if not fit:
         return []
     name, check = min(fit.items(), key=lambda item: item[1].p)
