@@ -93,11 +93,13 @@ figure.colorbar(image, label="galaxies")
 
 # %% [markdown]
 # `weighted_overdensity` takes counts over their expected number without clustering, and gives a field whose power is
-# the galaxies' power plus shot noise.
+# the galaxies' power plus shot noise, $\bar S / (\bar n\, \overline{S^2})$. Counts that are drawn in cells have shot
+# noise without a window: `cell_noise` subtracts it before the window of the galaxies is divided out.
 
 # %%
 observed = pmd.observe.weighted_overdensity(counts / (3e-3 * 8.0**3 * selection), selection, config)
-pmd.plot.multipoles(pmd.observe.power_multipoles(observed, config, **sight), theory)
+noise = np.mean(selection) / (3e-3 * np.mean(selection**2))
+pmd.plot.multipoles(pmd.observe.power_multipoles(observed, config, cell_noise=noise, **sight), theory)
 
 # %% [markdown]
 # [Measure spectra](../howto/observables.md) has masks, interlacing and bispectra.

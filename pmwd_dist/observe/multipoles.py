@@ -23,16 +23,16 @@ from pmwd_dist.cosmology.parameters import Cosmology
 from pmwd_dist.observe.power import (
     Deconvolve,
     check_deconvolve,
-    inverse_window,
+    checked_noise,
     linear_power_at,
     mean,
     mode_sums,
     normalisation,
+    power_of_modes,
 )
 from pmwd_dist.observe.redshift_space import LineOfSight, cosine_moments, direction
 from pmwd_dist.parallel.decomposition import on_blocks
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
-from pmwd_dist.parallel.fft import rfft_block
 from pmwd_dist.pm import fourier, inputs
 from pmwd_dist.pm.potential_factor import largest_wavenumber
 
@@ -73,13 +73,14 @@ def power_multipoles(
     line_of_sight: LineOfSight = "z",
     poles: Sequence[int] = (0, 2, 4),
     deconvolve: Deconvolve = True,
+    cell_noise: ArrayLike = 0.0,
 ) -> Multipoles:
     """Multipoles of the power of a field such as the density in redshift space.
 
     P_l(k) is the mean of (2 l + 1) L_l(mu) |delta(k)|^2 over the modes of a bin, with mu the cosine between k and the
     line of sight (Hamilton 1998, sec. 4). At the Nyquist frequency of an axis, where this component of k has no sign,
     both signs are averaged. The monopole equals `power_spectrum`. Orders mix in bins of few modes, which sample mu
-    sparsely. Shot noise is in the monopole alone, and is not subtracted.
+    sparsely. Shot noise of points is in the monopole alone, and is not subtracted.
 
     Args:
       field: field on the mesh, shape (nx, ny, nz).
@@ -87,6 +88,7 @@ def power_multipoles(
       line_of_sight: direction, the same everywhere: "x", "y", "z" or a vector of any length.
       poles: orders l, among 0, 2 and 4.
       deconvolve: deconvolution of the window, see `power_spectrum`.
+      cell_noise: shot noise of counts that are drawn in cells, see `power_spectrum` [(Mpc/h)^3].
 
     Raises:
       ValueError: the field is not on the mesh or not real, or another argument is out of its range.
@@ -96,8 +98,8 @@ def power_multipoles(
       >>> poles.k, poles.pole(2)  # [h/Mpc], [(Mpc/h)^3]
     """
     check_deconvolve(deconvolve)
-    n, field = direction(line_of_sight), inputs.mesh_field(field, config)
-    return _power_multipoles(field, config, n=n, poles=_checked_poles(poles), deconvolve=deconvolve)
+    n, field, noise = direction(line_of_sight), inputs.mesh_field(field, config), checked_noise(cell_noise)
+    return _power_multipoles(field, noise, config, n=n, poles=_checked_poles(poles), deconvolve=deconvolve)
 
 
 def _checked_poles(poles: Sequence[int]) -> tuple[int, ...]:
@@ -106,11 +108,17 @@ def _checked_poles(poles: Sequence[int]) -> tuple[int, ...]:
     return tuple(poles)
 
 
-@on_blocks(["field"], "whole", static=["n", "poles", "deconvolve"])
+@on_blocks(["field", "whole"], "whole", static=["n", "poles", "deconvolve"])
 def _power_multipoles(
-    field: Array, config: Config, *, n: tuple[float, float, float], poles: tuple[int, ...], deconvolve: Deconvolve
+    field: Array,
+    noise: Array,
+    config: Config,
+    *,
+    n: tuple[float, float, float],
+    poles: tuple[int, ...],
+    deconvolve: Deconvolve,
 ) -> Multipoles:
-    power = jnp.abs(rfft_block(field, config.decomposition)) ** 2 * inverse_window(config, field.dtype, deconvolve)
+    power = power_of_modes(field, noise, config, deconvolve)
     mu = _cosine_moments(config, n, field.dtype)
     k, *power, modes = mode_sums([power * _legendre(order, *mu) for order in poles], config)
     return Multipoles(mean(k, modes), mean(jnp.stack(power), modes) * normalisation(config), modes, poles)

@@ -11,10 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
 
-from pmwd_dist._checks import check_callable, check_choice
+from pmwd_dist._checks import check_callable, check_choice, check_number
 from pmwd_dist._errors import ArgumentError
+from pmwd_dist._jax.arrays import as_array
 from pmwd_dist._jax.program import jit
 from pmwd_dist.config import Config
 from pmwd_dist.parallel.decomposition import on_blocks
@@ -40,7 +42,9 @@ class PowerSpectrum(eqx.Module):
 
 
 @on_auto_axes
-def power_spectrum(field: Real[Array, "nx ny nz"], config: Config, *, deconvolve: Deconvolve = True) -> PowerSpectrum:
+def power_spectrum(
+    field: Real[Array, "nx ny nz"], config: Config, *, deconvolve: Deconvolve = True, cell_noise: ArrayLike = 0.0
+) -> PowerSpectrum:
     """Power spectrum of a field such as `density`, P(k) = V <|delta(k)|^2> over the modes of each bin.
 
     Bins are centred on multiples of the smallest fundamental mode and end at the smallest Nyquist frequency. Shot noise
@@ -52,22 +56,24 @@ def power_spectrum(field: Real[Array, "nx ny nz"], config: Config, *, deconvolve
       deconvolve: True divides by the square of the cloud-in-cell window of a painted field (Jing 2005), which suits the
         steep spectrum of matter but leaves aliases in a white one. With "shot-noise" it divides by the sum over all
         aliases, which suits white spectra, such as random points, but leaves the power of matter too low.
+      cell_noise: shot noise of counts that are drawn in cells [(Mpc/h)^3]. It has no window, and is subtracted before
+        the window is divided out.
 
     Raises:
-      ValueError: the field is not on the mesh or not real, or deconvolve has another value.
+      ValueError: the field is not on the mesh or not real, or another argument is out of its range.
 
     Examples:
       >>> spectrum = pmd.power_spectrum(pmd.density(solution.particles, config), config)
       >>> spectrum.k, spectrum.power  # [h/Mpc], [(Mpc/h)^3]
     """
     check_deconvolve(deconvolve)
-    return _power_spectrum(inputs.mesh_field(field, config), config, deconvolve=deconvolve)
+    field, noise = inputs.mesh_field(field, config), checked_noise(cell_noise)
+    return _power_spectrum(field, noise, config, deconvolve=deconvolve)
 
 
-@on_blocks(["field"], "whole", static=["deconvolve"])
-def _power_spectrum(field: Array, config: Config, *, deconvolve: Deconvolve) -> PowerSpectrum:
-    power = jnp.abs(rfft_block(field, config.decomposition)) ** 2 * inverse_window(config, field.dtype, deconvolve)
-    k, power, modes = mode_sums([power], config)
+@on_blocks(["field", "whole"], "whole", static=["deconvolve"])
+def _power_spectrum(field: Array, noise: Array, config: Config, *, deconvolve: Deconvolve) -> PowerSpectrum:
+    k, power, modes = mode_sums([power_of_modes(field, noise, config, deconvolve)], config)
     return PowerSpectrum(mean(k, modes), mean(power, modes) * normalisation(config), modes)
 
 
@@ -83,6 +89,12 @@ def check_deconvolve(deconvolve: Any) -> None:
     check_choice(deconvolve, "deconvolve", (True, False, "shot-noise"))
 
 
+def checked_noise(cell_noise: ArrayLike) -> Array:
+    """The `cell_noise` of `power_spectrum`; ArgumentError if it is none."""
+    check_number(cell_noise, "cell_noise", 0, unit="(Mpc/h)^3")
+    return as_array(cell_noise)
+
+
 def normalisation(config: Config) -> float:
     """Power per squared modulus of a mode of the transform [(Mpc/h)^3]."""
     return math.prod(config.box_size) / math.prod(config.mesh_shape) ** 2
@@ -94,6 +106,12 @@ def shot_noise(config: Config) -> float:
 
 
 # --- on local blocks, inside shard_map ---------------------------------------------------------------------
+
+
+def power_of_modes(field: Array, noise: Array, config: Config, deconvolve: Deconvolve) -> Array:
+    """Squared moduli of the modes of a field without its noise and window, see `power_spectrum`."""
+    power = jnp.abs(rfft_block(field, config.decomposition)) ** 2 - (noise / normalisation(config)).astype(field.dtype)
+    return power * inverse_window(config, field.dtype, deconvolve)
 
 
 def inverse_window(config: Config, dtype: Any, deconvolve: Deconvolve) -> Array:

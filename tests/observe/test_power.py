@@ -64,6 +64,32 @@ def test_shot_noise_is_flat_up_to_the_nyquist_frequency(single: pmd.Decompositio
     assert usual > 1.1 * math.prod(config.box_size)
 
 
+@pytest.mark.parametrize("decomposition", [(1, 1), (4, 1), (2, 2)], indirect=True)
+def test_noise_of_counts_in_cells_is_subtracted_from_all_modes(decomposition: pmd.Decomposition) -> None:
+    """A count in one cell has equal power in all modes: none is left."""
+    config = configure(decomposition)
+    counts, noise = np.zeros(config.mesh_shape), math.prod(config.box_size) / (8 * 12 * 7) ** 2
+    counts[3, 5, 6] = 1
+    for measure in pmd.power_spectrum, pmd.observe.power_multipoles:
+        power = lambda x, measure=measure: measure(counts, config, cell_noise=x).power  # noqa: E731
+        np.testing.assert_allclose(power(noise), 0, atol=1e-12 * noise)
+        at, slope = jax.jvp(power, (noise / 2,), (noise,))
+        np.testing.assert_allclose(at, -slope / 2, rtol=1e-12, atol=1e-12 * noise)
+        assert np.max(at) > noise  # half of it without the window
+
+
+def test_counts_drawn_in_cells_have_the_power_of_their_rate(single: pmd.Decomposition) -> None:
+    config, n, rng = configure(single, box_size=64.0, mesh_shape=16), 0.02, np.random.default_rng(4)
+    density = np.asarray(pmd.cic_paint(rng.uniform(-9, 9, (16, 16, 16, 3)), config))
+    rate = np.asarray(pmd.observe.expected_counts(density, config, number_density=n))
+    draws = rng.poisson(rate, (64, *rate.shape)) / (n * 4**3)
+    power = np.stack([pmd.power_spectrum(x, config, cell_noise=1 / n).power for x in draws])
+    error, expected = power.std(axis=0, ddof=1) / 8, pmd.power_spectrum(density, config).power
+    np.testing.assert_array_less(np.abs(power.mean(axis=0) - expected), 4 * error)
+    flat = np.mean([pmd.power_spectrum(x, config).power for x in draws], axis=0) - 1 / n
+    assert (flat[5:] > expected[5:] + 8 * error[5:]).all()
+
+
 @pytest.mark.parametrize("decomposition", [(1, 1), (2, 2)], indirect=True)
 def test_spectrum_in_float32_keeps_its_digits(decomposition: pmd.Decomposition) -> None:
     config = configure(decomposition, box_size=32.0, mesh_shape=32)

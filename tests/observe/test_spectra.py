@@ -171,6 +171,10 @@ def test_interlacing_cancels_aliases(pdims: tuple[int, int]) -> None:
             "bias='x' must be a finite number",
         ),
         (lambda f, c: pmd.observe.smoothed(f, c, jax.numpy.float32(-1)), "radius=.* must be a finite number from 0"),
+        (
+            lambda f, c: pmd.observe.power_multipoles(f, c, cell_noise=-1.0),
+            "cell_noise=-1.0 must be a finite number, 0 ",
+        ),
         (lambda f, c: pmd.observe.power_multipoles(f, c, line_of_sight="w"), "line_of_sight='w' must be"),
         (lambda f, c: pmd.observe.power_multipoles(f, c, poles=(0,)).pole(2), r"order=2 is not one of poles=\(0,\)"),
         (lambda f, c: pmd.observe.cross_power(f[:, :, 1:], f[:, :, 1:], c), "field.shape"),

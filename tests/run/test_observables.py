@@ -205,7 +205,7 @@ def test_values_are_those_of_the_library(whole: SimulationJob):
     np.testing.assert_allclose(found["shot noise"], 4**3)
     galaxies = read_table(whole.folder / "galaxies_z0.000.csv")
     note = (whole.folder / "galaxies_z0.000.csv").read_text().splitlines()[1]
-    assert "P0 holds no shot noise" in note
+    assert "P0 holds no shot noise" in note and "of counts it is the cell_noise of power_multipoles" in note
     assert "mask convolve the power, and not its linear theory" in note
     assert len(found["k"]) == 3  # to 0.95 of the Nyquist frequency, which the fourth bin has
     assert len(galaxies["k"]) == 2
@@ -447,5 +447,6 @@ def test_counts_have_the_power_of_the_table(tmp_path: Path):
         assert file["counts"].attrs["window"] == "cloud-in-cell"
     np.testing.assert_allclose(counts.mean(), 1, atol=3.5 / np.sqrt(1e3 * 32**3))
     table = read_table(plan.folder / "galaxies_z0.000.csv")
-    power = pmd.power_spectrum(counts, plan.simulation.config).power  # without the window of the counts
+    noise = table["shot noise"][0]  # the window of the counts is divided out, which their noise does not have
+    power = pmd.power_spectrum(counts, plan.simulation.config, cell_noise=noise).power
     np.testing.assert_allclose(power[:2], table["P0"][:2], rtol=0.04)

@@ -248,7 +248,8 @@ def compare_with_linear_growth(
     if not difference[i] < _WRONG:
         shift, *_ = _moments(particles.disp, config)
         spacings = float(np.abs(shift * config.particle_shape / config.box_size).max())
-        why = "their unit is another one, or displacements and velocities are of different times or particles"
+        why = "their unit is another one, they and displacements are of different times or particles, or a coarse mesh"
+        why += " moved the particles before"
         remedy = "name the unit in the file, or set check_motion to false"
         if spacings > 1:
             why = f"its IDs follow no lattice: particles lie {spacings:.2g} spacings from their sites on average"

@@ -235,7 +235,8 @@ class Galaxies(TableOutput):
         # Modes of a part of the box are fewer (Feldman, Kaiser & Peacock 1994, eq. 2.4.5).
         columns = {name: x * scatter if name.startswith("error") else x for name, x in table.columns.items()}
         window = "" if weight is None else "; selection and mask convolve the power, and not its linear theory"
-        return replace(table, columns=columns, note=SHOT_NOISE.format("in") + window)
+        cells = "" if self.number_density is None else "; of counts it is the cell_noise of power_multipoles"
+        return replace(table, columns=columns, note=SHOT_NOISE.format("in") + cells + window)
 
     @classmethod
     def plot(cls, table: Table) -> Drawing:

@@ -46,7 +46,8 @@ def run_memory(
             compiled |= {"the initial particles": pool.submit(second.compile)}
         field = jax.ShapeDtypeStruct(config.mesh_shape, vectors.dtype, sharding=vectors.sharding)
         pool.submit(drift.compile)
-        compiled["P(k)"] = pool.submit(power._power_spectrum.lower(field, config, deconvolve=True).compile)
+        measured = field, jax.ShapeDtypeStruct((), vectors.dtype)
+        compiled["P(k)"] = pool.submit(power._power_spectrum.lower(*measured, config, deconvolve=True).compile)
     stages = {stage: resources.planned(program.result()) for stage, program in compiled.items()}
     stages["P(k)"] += particles  # painting them takes less than a step does
     return stages | {output.stage: memory for output in outputs if (memory := output.memory(simulation, config))}
