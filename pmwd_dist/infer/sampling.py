@@ -49,7 +49,7 @@ from pmwd_dist.infer.tuning.loop import ChainTuning, TuningProgress, begin, chec
 from pmwd_dist.infer.tuning.saved import SavedTuning, kind_of, parts_of
 from pmwd_dist.infer.tuning.schedule import SETTLING, STAGES, Schedule
 from pmwd_dist.io.arrays import Arrays
-from pmwd_dist.parallel.distributed import check_shared, from_main, is_main, raise_on_all_processes, to_host
+from pmwd_dist.parallel.distributed import check_shared, exchange, from_main, is_main, raise_on_all_processes, to_host
 from pmwd_dist.parallel.explicit_axes import on_auto_axes
 from pmwd_dist.parallel.inputs import whole_number
 from pmwd_dist.pm.status import SimulationError
@@ -131,6 +131,7 @@ def sample(
     with raise_on_all_processes():
         folder = ChainFolder(output, identity)
     check_shared(folder.path, "output")
+    folder.run = exchange(folder.run)[0]  # process 0 alone knows the halo with which the chain began
     begun = from_main(is_main() and folder.has_files())
     with raise_on_all_processes():
         stored, earlier = folder.read(noise=False) if begun else ({}, [])

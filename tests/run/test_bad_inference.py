@@ -226,6 +226,10 @@ def test_data_of_a_run_of_another_model_are_told(tmp_path: Path) -> None:
     gaussian = told(*same[:-1], "data.mask=mask.npy", "likelihood.kind=gaussian", "likelihood.sigma=2")
     assert 'by 40 % in the mean; use likelihood.kind = "poisson", and data.selection = ' in gaussian
     with h5py.File(tmp_path / "counts.hdf5", "r+") as file:
+        file["contrast"] = np.random.default_rng(0).normal(1, 0.1, (4, 4, 4))  # of a user
+    derived = ("data.file=counts.hdf5:/contrast", "likelihood.kind=gaussian", "likelihood.sigma=2")
+    assert told(*same[:-1], "data.mask=mask.npy", *derived) == ""
+    with h5py.File(tmp_path / "counts.hdf5", "r+") as file:
         del file["selection"]
     assert "by 40 % in the mean; leave data.selection out" in told(*both)
     with h5py.File(tmp_path / "counts.hdf5", "r+") as file:

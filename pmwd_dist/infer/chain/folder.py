@@ -6,6 +6,7 @@ A chunk names its run, its number and the digest of the previous chunk. The stat
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass
@@ -64,11 +65,13 @@ class ChainFolder:
         if (identity is None or is_main()) and self.has_files():  # NFS keeps names that others found absent
             with ArrayFile(self._state) as file, file.reading():
                 stored = dict(file.about["identity"])
-        self.identity = dict(stored if identity is None else identity)
+        asked = stored if identity is None else identity
+        self.identity = dict(stored or asked)  # may differ in the halo
         self.run = fingerprint(self.identity)
-        for name in sorted({*stored, *self.identity}) if stored else ():
-            if stored.get(name) != self.identity.get(name):
-                old, new = around_difference(str(stored.get(name)), str(self.identity.get(name)))
+        for name in sorted({*stored, *asked}) if stored else ():
+            old, new = without_halo(str(stored.get(name))), without_halo(str(asked.get(name)))
+            if old != new:
+                old, new = around_difference(old, new)
                 constraint = f"has a chain with {name}={old}, not {new}"
                 raise ArgumentError("output", str(path), constraint, "use another folder, or the same model")
 
@@ -186,6 +189,11 @@ def _describe(part: Any) -> str:
     if isinstance(part, Mapping):
         return "{" + ", ".join(f"{k}: {_describe(v)}" for k, v in part.items()) + "}"
     return getattr(part, "__qualname__", None) or repr(part)
+
+
+def without_halo(description: str) -> str:
+    """A description without the width of halos, which changes no result."""
+    return re.sub(r"halo=('auto'|\d+), ", "", description)
 
 
 def around_difference(one: str, other: str) -> tuple[str, ...]:

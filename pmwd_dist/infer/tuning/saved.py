@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pmwd_dist._errors import ArgumentError
-from pmwd_dist.infer.chain.folder import around_difference, chain_files, identity_of
+from pmwd_dist.infer.chain.folder import around_difference, chain_files, identity_of, without_halo
 from pmwd_dist.io.arrays import ArrayFile, Arrays, write_arrays
 from pmwd_dist.parallel.distributed import on_main
 
@@ -50,8 +50,9 @@ class SavedTuning(NamedTuple):
     def check(self, identity: dict[str, str]) -> None:
         """Raise ArgumentError unless this is the tuning of a model and a sampler of these descriptions."""
         for name, own in identity.items():
-            if (other := str(self.identity.get(name))) != own:
-                old, new = around_difference(other, own)
+            old, new = without_halo(str(self.identity.get(name))), without_halo(own)
+            if old != new:
+                old, new = around_difference(old, new)
                 constraint = f"is of chains with {name}={old}, not {new}"
                 remedy = "leave it out: this posterior needs a tuning of its own"
                 raise ArgumentError("tuning", "", constraint, remedy, show_value=False)

@@ -31,7 +31,7 @@ from pmwd_dist.parallel.distributed import SharedError, on_main, raise_on_all_pr
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.fingerprint import Identity, differences, identity
 from pmwd_dist.run.common.plan import Plan
-from pmwd_dist.run.settings import read_any, to_toml
+from pmwd_dist.run.settings import Settings, read_any, to_toml
 
 CONFIG = "config.toml"
 RUN, LOG, REPORT = "run.json", "log.jsonl", "report.html"
@@ -90,20 +90,41 @@ def _check_content(job: Plan) -> None:
 def _write_config(job: Plan) -> None:
     """Remove the files of an earlier run; write the settings, and copies of small files that they name."""
     folder, settings = job.folder, job.settings
-    files = {"cosmology": settings.cosmology.table, "force": settings.force.correction}
     # Read before files are removed: perhaps they are those of the earlier run.
-    copies = {section: read_bytes(Path(file)) for section, file in files.items() if file not in (None, "auto")}
+    copies = {section: read_bytes(Path(file)) for section, file in _files(settings).items()}
     own = identity(job)
     if _content(folder):
         manifest.remove_files(folder)
     manifest.create(folder, own, [CONFIG, RUN, LOG, *(_COPIES[section][1] for section in copies)])
     for section, content in copies.items():
-        key, name = _COPIES[section]
-        with atomic_write(folder / name) as aside:
+        with atomic_write(folder / _COPIES[section][1]) as aside:
             aside.write_bytes(content)
+    _write_settings(folder, settings)
+
+
+def _files(settings: Settings) -> dict[str, str]:
+    """Small files that settings name, which a run copies, by section."""
+    files = {"cosmology": settings.cosmology.table, "force": settings.force.correction}
+    return {section: str(file) for section, file in files.items() if file not in (None, "auto")}
+
+
+def _write_settings(folder: Path, settings: Settings) -> None:
+    """Write settings, in which copied files have their names in the folder."""
+    for section in _files(settings):
+        key, name = _COPIES[section]
         changed = getattr(settings, section).model_copy(update={key: name})
         settings = settings.model_copy(update={section: changed})
     write_text(folder / CONFIG, to_toml(settings))
+
+
+def keep_settings(job: Plan) -> None:
+    """Write the settings of a resumed run into its folder, for later starts: all but the devices, as of one machine."""
+    kept = read_any(job.folder / CONFIG)
+    own: dict[str, Any] = {"devices": kept.devices}
+    if (sampler := getattr(job.settings, "sampler", None)) is not None:
+        own["sampler"] = sampler.model_copy(update={"chain_devices": getattr(kept, "sampler").chain_devices})  # noqa: B009
+    if (settings := job.settings.model_copy(update=own)) != kept:
+        _write_settings(job.folder, settings)
 
 
 def finished(folder: Path) -> bool:

@@ -20,7 +20,7 @@ from pmwd_dist.parallel.distributed import check_shared, on_main, raise_on_all_p
 from pmwd_dist.run.common import manifest
 from pmwd_dist.run.common.control import Control, Interrupted, stop_requests, watchdog
 from pmwd_dist.run.common.fingerprint import versions
-from pmwd_dist.run.common.folder import CONFIG, LOG, REPORT, RUN, Listener, Log, hold_folder, status_of
+from pmwd_dist.run.common.folder import CONFIG, LOG, REPORT, RUN, Listener, Log, hold_folder, keep_settings, status_of
 from pmwd_dist.run.common.plan import Plan
 from pmwd_dist.run.common.report import write_report
 from pmwd_dist.run.common.resources import peak_memory
@@ -91,6 +91,7 @@ def execute(
         checkpoint = job.find_checkpoint() if resume else None
         if resume:
             on_main(manifest.forget, job.folder, [CONFIG, RUN, LOG, *job.files])
+            on_main(keep_settings, job)
         killed = resume and status_of(job.folder) == "running"  # and nobody holds the folder
         log = Log(job.folder, listener)
         log("start", "\n".join(job.lines()), resumed=resume, warnings=[*warnings], **job.describe())

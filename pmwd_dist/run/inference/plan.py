@@ -230,7 +230,7 @@ def _of_another_model(plan: InferencePlan) -> list[str]:
         expected["line_of_sight"] = "model.line_of_sight", model.line_of_sight
         if model.bias == "lagrangian":
             expected["smoothing"] = "model.smoothing", model.smoothing or 0.0
-        if "selection" in facts:
+        if "selection" in facts and "window" in facts:  # the counts themselves, and nothing derived from them
             of_selection = _of_another_selection(plan, facts["selection"])
     if model.gravity != "linear":
         expected["window"] = "model.window", model.window

@@ -202,9 +202,10 @@ def find_mixing_reasons(plan: InferencePlan, chain: infer.Chain) -> list[str]:
     else:
         # As many steps as the smallest effective sample size needs to pass.
         sizes = [_size(row) for row in few.values()] + ([] if worst is None else [worst[1]["ess_bulk"]])
-        sampler, unit = plan.settings.sampler, plan.settings.sampler.thin * plan.settings.sampler.chunk
-        needed = unit * math.ceil(sampler.steps * checks.ess / min(sizes, default=math.inf) / unit)
-        steps = f"{needed}" if needed > sampler.steps else f"N with N above {sampler.steps}"
+        sampler = plan.settings.sampler
+        done, unit = chain.logdensity.shape[1] * sampler.thin, sampler.thin * sampler.chunk
+        needed = unit * math.ceil(done * checks.ess / min(sizes, default=math.inf) / unit)
+        steps = f"{needed}" if needed > done else f"N with N above {done}"
         remedy = f"take more steps: pmwd-dist resume {plan.folder} --set sampler.steps={steps}"
     return [f"{', and '.join(problems)}; {remedy}"]
 
