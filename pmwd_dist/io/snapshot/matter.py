@@ -133,7 +133,8 @@ def matter_notes(matter: Matter, types: Sequence[int] | None, path: Path, option
     header, notes = matter.header, [note for note in [units_note(matter.header, path, option)] if note]
     if types is None and abs(matter.omega - header.Omega_m) > _COMPLETE * header.Omega_m:
         both = f"its particles have a density of {matter.omega:.3g}, and Omega_m is {header.Omega_m:.3g}"
-        notes.append(f"{path}: {both}: types are missing, or the unit of length or mass is another one")
+        missing = "types or massive neutrinos" if 0.95 < matter.omega / header.Omega_m < 1 else "types"
+        notes.append(f"{path}: {both}: {missing} are missing, or the unit of length or mass is another one")
     return notes
 
 
