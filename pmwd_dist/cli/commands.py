@@ -195,7 +195,7 @@ def resume(folder: Folder, overrides: Set = [], time_limit: TimeLimit = None) ->
     job, warnings = _checked_job(lambda: read_any(folder / CONFIG, overrides), folder, time_limit=limit)
     with Display() as display:
         display.show(warnings)
-        execute(job, display, resume=True, time_limit=limit, warnings=warnings)
+        execute(job, display, resume=True, time_limit=limit, warnings=warnings, changes=overrides)
 
 
 @app.command()

@@ -271,9 +271,10 @@ def test_an_extension_that_is_interrupted_goes_on_without_its_options(
 ) -> None:
     """On devices that may be others, with another halo."""
     folder = shutil.copytree(whole[0].folder, tmp_path / "run")
-    longer = InferenceJob.of(read_any(folder / "config.toml", ["sampler.steps=72", "devices.halo=3"]), folder)
+    changes = ["sampler.steps=72", "devices.halo=3"]
+    longer = InferenceJob.of(read_any(folder / "config.toml", changes), folder)
     with pytest.raises(Interrupted, match="interrupted after chunk 4 of 6; go on with"):
-        execute(longer, Listener("chunk"), resume=True)
+        execute(longer, Listener("chunk"), resume=True, changes=changes)
     kept = read_as(InferenceSettings, folder / "config.toml")
     assert kept.sampler.steps == 72 and kept.devices == whole[0].settings.devices
     assert command("resume", folder) == 0

@@ -112,7 +112,7 @@ def test_another_version_or_precision_does_not_resume(stopped: SimulationJob, mo
 def test_devices_outputs_to_come_and_checkpoints_may_change(copied: Path):
     changed = ("devices.pdims=[2, 1]", "output.redshifts=1", "output.snapshot=gadget", "output.checkpoint_every=1")
     before = read(copied / "config.toml").devices
-    execute(resumed(copied, *changed), Events(), resume=True)
+    execute(resumed(copied, *changed), Events(), resume=True, changes=changed)
     assert not (copied / "power_z0.000.csv").exists()
     assert checkpoint.latest(copied) is None
     kept = read(copied / "config.toml")  # all but the devices

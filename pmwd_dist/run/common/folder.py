@@ -6,10 +6,11 @@ import errno
 import fcntl
 import json
 import os
+import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -117,14 +118,11 @@ def _write_settings(folder: Path, settings: Settings) -> None:
     write_text(folder / CONFIG, to_toml(settings))
 
 
-def keep_settings(job: Plan) -> None:
-    """Write the settings of a resumed run into its folder, for later starts: all but the devices, as of one machine."""
-    kept = read_any(job.folder / CONFIG)
-    own: dict[str, Any] = {"devices": kept.devices}
-    if (sampler := getattr(job.settings, "sampler", None)) is not None:
-        own["sampler"] = sampler.model_copy(update={"chain_devices": getattr(kept, "sampler").chain_devices})  # noqa: B009
-    if (settings := job.settings.model_copy(update=own)) != kept:
-        _write_settings(job.folder, settings)
+def keep_settings(folder: Path, changes: Sequence[str]) -> None:
+    """Write changed settings of a resumed run, as in --set, for later starts; devices are of the machine of one."""
+    kept = [text for text in changes if not re.match(r"\s*(devices|sampler\.chain_devices)\b", text)]
+    if kept:
+        _write_settings(folder, read_any(folder / CONFIG, kept))
 
 
 def finished(folder: Path) -> bool:

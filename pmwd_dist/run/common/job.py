@@ -72,12 +72,14 @@ def execute(
     resume: bool = False,
     time_limit: float | None = None,
     warnings: Sequence[str] = (),
+    changes: Sequence[str] = (),
 ) -> None:
     """Do a job with a prepared folder, from the beginning or from its last checkpoint. Collective.
 
     A job that is stopped at any time, and then resumed, has the same bits. The listener is called with every event, on
     process 0. With a time limit, in seconds from the start of the program, the job stops before a step that may end
-    later, but takes at least one step. Warnings of `Plan.check` are kept for the report.
+    later, but takes at least one step. Warnings of `Plan.check` are kept for the report, and changes of settings for
+    later starts.
 
     Raises:
       StartError: the folder is in use or of another job, the job to resume is finished, or a file of it is damaged.
@@ -91,7 +93,7 @@ def execute(
         checkpoint = job.find_checkpoint() if resume else None
         if resume:
             on_main(manifest.forget, job.folder, [CONFIG, RUN, LOG, *job.files])
-            on_main(keep_settings, job)
+            on_main(keep_settings, job.folder, changes)
         killed = resume and status_of(job.folder) == "running"  # and nobody holds the folder
         log = Log(job.folder, listener)
         log("start", "\n".join(job.lines()), resumed=resume, warnings=[*warnings], **job.describe())
