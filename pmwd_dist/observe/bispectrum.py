@@ -82,7 +82,7 @@ def bispectrum(
     all closed triangles with a side in each shell; the same with modes of 1 counts the triangles. The sum is exact up
     to 2/3 of the Nyquist frequency, beyond which aliases close triangles. It takes a mesh field and two transforms for
     each shell, and derivatives as many again. The shot noise of random points, (P1 + P2 + P3) / n + 1 / n^2, is not
-    subtracted.
+    subtracted. That of counts that are drawn in cells has no window: measure B and P with deconvolve=False.
 
     Args:
       field: field on the mesh, shape (nx, ny, nz).

@@ -234,9 +234,12 @@ class Galaxies(TableOutput):
         table = poles_table(self, view, title, measured, theory, noise, bias=self.linear_bias, **sight)
         # Modes of a part of the box are fewer (Feldman, Kaiser & Peacock 1994, eq. 2.4.5).
         columns = {name: x * scatter if name.startswith("error") else x for name, x in table.columns.items()}
-        window = "" if weight is None else "; selection and mask convolve the power, and not its linear theory"
-        cells = "" if self.number_density is None else "; of counts it is the cell_noise of power_multipoles"
-        return replace(table, columns=columns, note=SHOT_NOISE.format("in") + cells + window)
+        note = SHOT_NOISE.format("in")
+        if self.number_density is not None:
+            note += "; of counts it is the cell_noise of power_multipoles, and scatters more beyond half of Nyquist"
+        if weight is not None:
+            note += "; selection and mask convolve the power, and not its linear theory"
+        return replace(table, columns=columns, note=note)
 
     @classmethod
     def plot(cls, table: Table) -> Drawing:
