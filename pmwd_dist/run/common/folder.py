@@ -113,8 +113,9 @@ def _write_settings(folder: Path, settings: Settings) -> None:
     """Write settings, in which copied files have their names in the folder."""
     for section in _files(settings):
         key, name = _COPIES[section]
-        changed = getattr(settings, section).model_copy(update={key: name})
-        settings = settings.model_copy(update={section: changed})
+        if exists(folder / name):
+            changed = getattr(settings, section).model_copy(update={key: name})
+            settings = settings.model_copy(update={section: changed})
     write_text(folder / CONFIG, to_toml(settings))
 
 
