@@ -101,9 +101,10 @@ def test_errors_in_words() -> None:
     about = "P(k) at z = 0 right to about 0.5 % to k = 0.2 and 3 % to k = 0.39 h/Mpc, 1 - r about 0.6 % at the "
     about += "latter, 0.9 times the halos of N-body (100 particles)"
     assert line == f"{about}; see docs/explanation/accuracy.md"
-    started = replace(simulation, start=Mock())
+    started, beside = (replace(simulation, start=Mock(lattice_warning=lambda _, x=x: x)) for x in (None, "beside"))
     unknown = ", if start.snapshot, of unknown order, is as good as 3LPT"
     assert accuracy_line(started, times) == f"{about}{unknown}; see docs/explanation/accuracy.md"
+    assert accuracy_line(beside, times).startswith("P(k) not measured for a lattice beside the mesh")
     compensated = accuracy_line(*simulate(compensated=True))
     assert "2 % to k = 0.2 and 5 % to k = 0.39 h/Mpc, 1 - r" in compensated
     assert "; linear waves feel the true force to k = 0.39 h/Mpc" in compensated

@@ -192,8 +192,8 @@ def _describe(part: Any) -> str:
 
 
 def without_halo(description: str) -> str:
-    """A description without the width of halos, which changes no result."""
-    return re.sub(r"halo=('auto'|\d+), ", "", description)
+    """A description without the halo of a config, which changes no result."""
+    return re.sub(r"(lpt_order=\d+, )halo=('auto'|\d+), ", r"\1", description)
 
 
 def around_difference(one: str, other: str) -> tuple[str, ...]:

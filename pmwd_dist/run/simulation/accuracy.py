@@ -72,6 +72,8 @@ def accuracy_line(simulation: SimulationSetup, times: Sequence[float]) -> str:
         return "P(k) not measured for this mesh or solver; see docs/explanation/accuracy.md"
     if beyond := _beyond_tables(simulation.config, len(times) - 1):
         return f"P(k) not measured for {beyond}; see docs/explanation/accuracy.md"
+    if simulation.start is not None and simulation.start.lattice_warning(simulation.config):
+        return "P(k) not measured for a lattice beside the mesh; see docs/howto/initial_conditions.md"
     spacing = _spacing(simulation.config)
     parts = [f"{_round_up(e)} % to k = {f * math.pi / spacing:.2g}" for e, f in zip(error, (0.25, 0.5), strict=True)]
     linear = f"; linear waves feel the true force to k = {math.pi / spacing / 2:.2g} h/Mpc"
