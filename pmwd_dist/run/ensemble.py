@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import time
 from collections import Counter
 from collections.abc import Generator, Sequence
@@ -65,6 +66,7 @@ class Ensemble:
 
     table: SettingsTable
     folder: Path  # of the results
+    changes: Sequence[str] = ()  # of settings, for this start alone
 
     @classmethod
     def of_folder(cls, folder: Path, overrides: Sequence[str] = ()) -> Ensemble:
@@ -72,7 +74,7 @@ class Ensemble:
         digest = fingerprint([read_text(folder / name, own=True) for name in (BASE, TABLE)])
         if manifest.identity(folder).get(_SETTINGS) != digest:
             raise ValueError(f"{folder}: {BASE} or {TABLE} has changed since its rows began; set it back")
-        return cls(read_settings_table(folder / BASE, folder / TABLE, overrides, replace=True), folder)
+        return cls(read_settings_table(folder / BASE, folder / TABLE, overrides, replace=True), folder, overrides)
 
     def row(self, i: int) -> Path:
         """Folder of a row."""
@@ -168,7 +170,8 @@ def run_ensemble(
             while len(taken := [i for i in rows if not worker.work_on(i)]) < len(rows):
                 rows = taken  # their programs may have been killed
         except Interrupted as error:
-            message = f"interrupted; go on with `pmwd-dist resume {ensemble.folder}`"
+            again = "".join(f" --set {shlex.quote(text)}" for text in ensemble.changes)
+            message = f"interrupted; go on with `pmwd-dist resume {ensemble.folder}{again}`"
             raise Interrupted(message, error.signal_number) from error
     if taken:
         return [f"other programs work on {len(taken)} rows, and write {SUMMARY} at the end"]

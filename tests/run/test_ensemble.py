@@ -149,8 +149,9 @@ def test_programs_share_rows_and_take_up_what_others_leave(files: list[Path | st
     monkeypatch.setattr(_Worker, "_show_warning", warn)
     assert [status_of(folder / f"rows/0000{i}") for i in range(3)] == ["interrupted", "unknown", "unknown"]
     with folder_lock(folder / "rows", ".00001.lock"):
-        assert command(*files, "--time-limit", "0.001s") == 0
-        assert "interrupted; go on with `pmwd-dist resume" in capsys.readouterr().out
+        again = ("resume", folder, "--set", "output.checkpoint_every=3")
+        assert command(*again, "--time-limit", "0.001s") == 0
+        assert f"interrupted; go on with `pmwd-dist {' '.join(map(str, again))}`" in capsys.readouterr().out
         assert [status_of(folder / f"rows/0000{i}") for i in range(3)] == ["interrupted", "unknown", "unknown"]
         assert command(*files) == 0
         assert "other programs work on 1 rows, and write summary.h5" in capsys.readouterr().out
