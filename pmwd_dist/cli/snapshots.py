@@ -16,7 +16,7 @@ from pmwd_dist._files import open_regular
 from pmwd_dist.config import Config
 from pmwd_dist.cosmology.parameters import CRITICAL_DENSITY
 from pmwd_dist.io.snapshot.header import ENDINGS, SnapshotHeader, read_header, units_note
-from pmwd_dist.io.snapshot.matter import lattice_of, matter_notes, paint_matter
+from pmwd_dist.io.snapshot.matter import LEAST_SHARE, lattice_of, matter_notes, paint_matter
 from pmwd_dist.io.snapshot.particles import (
     MASSES,
     ORDER,
@@ -41,7 +41,6 @@ from pmwd_dist.run.outputs.power import spectrum_table
 _BEGINNING = 1 << 16  # bytes of a result that hold its kind
 _DARK = 1  # type of the particles
 _EQUAL = 1e-4  # largest relative difference of their masses
-_LEAST_SHARE = 0.95  # least density over Omega_m without other types: massive neutrinos are up to 5 %
 
 
 def _beside(path: Path, ending: str) -> Path:
@@ -145,7 +144,7 @@ def measure_halos(path: Path, output: Path | None, length_unit: str | None, **op
     matter = mass * count / volume / CRITICAL_DENSITY
     Omega_m = matter if math.isnan(header.Omega_m) else header.Omega_m
     notes = [units_note(header, files[0], "--length-unit")]
-    least = 0.0 if sum(header.counts) > count else _LEAST_SHARE
+    least = 0.0 if sum(header.counts) > count else LEAST_SHARE
     if not least < matter / Omega_m < 1.01:
         both = f"density of the particles is {matter:.3g}, and Omega_m {Omega_m:.3g}"
         notes.append(f"warning: {both}: look at BoxSize, the unit of length and the masses")

@@ -118,7 +118,7 @@ def weighted_overdensity(
 
     W (n / m - 1) / sqrt(mean W^2), with the mean density in the survey m = sum W n / sum W. Its power is the power of
     the galaxies convolved with the power of W, and 0 at k = 0. Its shot noise is mean W / mean W^2 times the shot noise
-    without a survey, and the `cell_noise` of `power_spectrum` for counts that are drawn in cells.
+    without a survey. For counts that are drawn in cells it is the `cell_noise` of `power_spectrum`.
 
     Args:
       density: density of the galaxies in units of their mean, n, on the mesh; any value where the weight is 0. Of

@@ -126,10 +126,8 @@ class InitialConditions:
             return None
         coarse = any(mesh < 2 * n for mesh, n in zip(config.mesh_shape, config.particle_shape, strict=True))
         remedy = "use a mesh twice as fine as the lattice, or " * coarse + "shift the particles"
-        text = (
-            f"its lattice lies {cells:.2g} cells beside the mesh, which weakens forces: with one cell a particle P(k)"
-        )
-        text += " is about 4 % low at a third of the Nyquist frequency, and 14 to 20 % at half"
+        text = f"its lattice lies {cells:.2g} cells beside the mesh, which weakens forces: with one cell a particle"
+        text += " P(k) is about 4 % low at a third of the Nyquist frequency, and 14 to 20 % at half"
         return f"{self.files[0]}: {text}; {remedy}"
 
     def read(

@@ -40,6 +40,7 @@ from pmwd_dist.pm.inputs import check_config
 from pmwd_dist.pm.paint import cic_paint
 
 _COMPLETE = 0.02  # largest relative difference between the density of all particles and Omega_m without a warning
+LEAST_SHARE = 0.95  # least density over Omega_m without other types: massive neutrinos are up to 5 %
 _PAINTED = 1 << 22  # particles painted at a time
 
 
@@ -133,7 +134,7 @@ def matter_notes(matter: Matter, types: Sequence[int] | None, path: Path, option
     header, notes = matter.header, [note for note in [units_note(matter.header, path, option)] if note]
     if types is None and abs(matter.omega - header.Omega_m) > _COMPLETE * header.Omega_m:
         both = f"its particles have a density of {matter.omega:.3g}, and Omega_m is {header.Omega_m:.3g}"
-        missing = "types or massive neutrinos" if 0.95 < matter.omega / header.Omega_m < 1 else "types"
+        missing = "types or massive neutrinos" if LEAST_SHARE < matter.omega / header.Omega_m < 1 else "types"
         notes.append(f"{path}: {both}: {missing} are missing, or the unit of length or mass is another one")
     return notes
 
