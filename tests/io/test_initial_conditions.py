@@ -100,6 +100,7 @@ def test_a_lattice_beside_the_mesh_is_warned_of(tmp_path: Path, initial: pmd.Par
     for file, given, warned in ((path, config, False), (beside, config, True), (beside, fine, False)):
         text = find_initial_conditions(file, COSMO, given).lattice_warning(given)
         assert ("its lattice lies 0.5 cells beside the mesh" in (text or "")) == warned
+        assert ("P(k) is up to about 41 % low at half the Nyquist frequency" in (text or "")) == warned
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from runs import Events, command, linear_power, make, read, resumed
 from pmwd_dist.io import checkpoint
 from pmwd_dist.io.arrays import ArrayFile, write_arrays
 from pmwd_dist.run.common.control import Interrupted
-from pmwd_dist.run.common.folder import StartError, folder_lock
+from pmwd_dist.run.common.folder import StartError, alterations, folder_lock
 from pmwd_dist.run.common.job import execute
 from pmwd_dist.run.simulation.job import SimulationJob
 
@@ -117,6 +117,7 @@ def test_devices_outputs_to_come_and_checkpoints_may_change(copied: Path):
     assert checkpoint.latest(copied) is None
     kept = read(copied / "config.toml")  # all but the devices
     assert kept.output.redshifts == (1.0,) and kept.output.checkpoint_every == 1 and kept.devices == before
+    assert alterations(copied) == []  # and nobody has edited it
 
 
 def test_set_obeys_the_rule_of_the_file(copied: Path, capsys: pytest.CaptureFixture[str]):

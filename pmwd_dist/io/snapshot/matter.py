@@ -40,7 +40,7 @@ from pmwd_dist.pm.inputs import check_config
 from pmwd_dist.pm.paint import cic_paint
 
 _COMPLETE = 0.02  # largest relative difference between the density of all particles and Omega_m without a warning
-LEAST_SHARE = 0.95  # least density over Omega_m without other types: massive neutrinos are up to 5 %
+LEAST_SHARE = 0.9  # least density over Omega_m without other types: massive neutrinos are up to 10 %
 _PAINTED = 1 << 22  # particles painted at a time
 
 

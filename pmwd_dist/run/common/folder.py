@@ -39,6 +39,7 @@ RUN, LOG, REPORT = "run.json", "log.jsonl", "report.html"
 ROWS = "rows"  # folder of the runs of an ensemble
 _COPIES = {"cosmology": ("linear_power", "linear_power.txt"), "force": ("correction", "force.json")}  # of files, by key
 _COPIED = {f"{section}.{key}" for section, (key, _) in _COPIES.items()}
+_OF_DEVICES = re.compile(r"\s*(devices|sampler\.chain_devices)\b")  # settings of one start
 LOCK = ".pmwd-dist.lock"
 _MOST = 1000  # bytes of the number of a process and its host
 _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
@@ -121,7 +122,7 @@ def _write_settings(folder: Path, settings: Settings) -> None:
 
 def keep_settings(folder: Path, changes: Sequence[str]) -> None:
     """Write changed settings of a resumed run, as in --set, for later starts; devices are of the machine of one."""
-    kept = [text for text in changes if not re.match(r"\s*(devices|sampler\.chain_devices)\b", text)]
+    kept = [text for text in changes if not _OF_DEVICES.match(text)]
     if kept:
         _write_settings(folder, read_any(folder / CONFIG, kept))
 
@@ -163,7 +164,7 @@ def alterations(folder: Path) -> list[str]:
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # a damaged file
         now = read_any(folder / CONFIG).model_dump(mode="json", exclude_none=True)
         had, now = ({f"{n}.{key}": x for n, part in tree.items() for key, x in part.items()} for tree in (had, now))
-        edited = {key for key in had | now if had.get(key) != now.get(key)} - _COPIED
+        edited = {key for key in had | now if had.get(key) != now.get(key) and not _OF_DEVICES.match(key)} - _COPIED
         found += [f"{CONFIG} is not that of the last start, which had another {key}" for key in sorted(edited)]
     made = ("checkpoint_", ".png", ".html", "summary.csv")  # removed at the end, or written by `report`
     results = [name for name in manifest.files(folder) if not any(part in name for part in made)]
