@@ -236,8 +236,8 @@ class Galaxies(TableOutput):
         columns = {name: x * scatter if name.startswith("error") else x for name, x in table.columns.items()}
         note = SHOT_NOISE.format("in")
         if self.number_density is not None:
-            note += "; of counts it is the cell_noise of power_multipoles, and scatters more beyond half of Nyquist,"
-            note += " where aliases are in counts alone"
+            note += "; of counts it is the cell_noise of power_multipoles, and scatters more beyond half of Nyquist;"
+            note += " counts have aliases, which this field has not"
         if weight is not None:
             note += "; selection and mask convolve the power, and not its linear theory"
         return replace(table, columns=columns, note=note)
