@@ -66,7 +66,7 @@ class ChainFolder:
             with ArrayFile(self._state) as file, file.reading():
                 stored = dict(file.about["identity"])
         asked = stored if identity is None else identity
-        self.identity = dict(stored or asked)  # may differ in the halo
+        self.identity = dict(stored or asked)  # both may differ in the halo
         self.run = fingerprint(self.identity)
         for name in sorted({*stored, *asked}) if stored else ():
             old, new = without_halo(str(stored.get(name))), without_halo(str(asked.get(name)))

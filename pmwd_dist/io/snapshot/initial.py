@@ -58,7 +58,7 @@ _ERRORS = 3  # of it, by which it must lie outside
 _SECOND_RATE = 0.25  # largest second order of velocities, and least one of displacements, without a rate of its own
 _OWN_ERRORS = 6  # of the latter, each of which is 0.7 standard deviations: a mode and its conjugate count twice
 _BULK = 0.1  # largest mean velocity [rms of velocities]
-_WEAKENED = (2, 4, 8, 16), (5, 11, 31, 49)  # [Mpc/h] between particles, and what P(k) loses from z = 99 [%]
+_WEAKENED = (2, 4, 8, 16, 32), (5, 11, 31, 49, 53)  # [Mpc/h] between particles, and what P(k) loses from z = 99 [%]
 _AMPLITUDE, _SCATTER = 0.1, 4  # largest difference of P(k) of linear waves, and errors by few modes beside it
 
 
